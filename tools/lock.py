@@ -24,7 +24,7 @@ def resolve() -> list[str]:
         *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
         *("--report", "-", f"{ROOT}[{extras}]", "torch==2.13.0", *build),
     ]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     pins = {item["metadata"]["name"]: item["metadata"]["version"] for item in report["install"]}
     del pins[project["name"]]
     # A local version such as 2.13.0+cpu names one machine's build; the public version is the pin.

@@ -55,7 +55,7 @@ class NobodyCanTrain(SizewiseError):
 
 
 class UpdateRefused(SizewiseError):
-    """An update that does not fit what its device was asked for; the server state stays untouched."""
+    """An update that does not fit what its device was asked for; it is not merged."""
 
 
 class EngineError(SizewiseError):

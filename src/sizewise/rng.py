@@ -1,6 +1,6 @@
 """Random generators derived from what they are for.
 
-Every random choice in a run asks for its own generator, named by (seed, purpose, round, device, ...).
+Every random choice in a run asks for its own generator, named by (seed, purpose, round, device).
 Nothing depends on the order in which choices are made or on the process that makes them, so a run
 gives the same bits for any number of workers, and a resumed run has no random state to restore.
 """

@@ -1,0 +1,182 @@
+"""The config: a TOML file, `--set` overrides, and frozen dataclasses that say what they may hold.
+
+Unknown keys are errors that name the nearest known one. The complete config, with every default
+filled in, is written into the run folder; reading that file gives the same run again.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sizewise import methods
+from sizewise.data.dataset import Dataset
+from sizewise.errors import ConfigError
+from sizewise.fleet import FleetConfig
+from sizewise.method import Method
+from sizewise.recipe import Recipe
+from sizewise.structure import build, plain
+from sizewise.task import ModelConfig, Task
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The `[data]` table: which images, and how they are divided among the devices.
+
+    Attributes:
+        name: A listed data set, a parquet folder, or "owner/name" on the Hugging Face hub.
+        root: Folder that holds parquet folders by name; default: $SIZEWISE_DATA.
+        partition: How samples are dealt to devices; see `sizewise list partitions`.
+        alpha: Concentration of the Dirichlet partitions: small is uneven.
+        classes_per_device: For `shards` and `deck`.
+        min_samples: Smallest shard that `capped-dirichlet` accepts.
+        samples_per_device: For `draw`.
+        train_limit: Use only this many training samples.
+        test_limit: Use only this many test samples.
+        image_size: Resize images to this many pixels a side.
+    """
+
+    name: str = "digits"
+    root: str | None = None
+    partition: str = "iid"
+    alpha: float | None = None
+    classes_per_device: int | None = None
+    min_samples: int | None = None
+    samples_per_device: int | None = None
+    train_limit: int | None = None
+    test_limit: int | None = None
+    image_size: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the partition's options that were given."""
+        names = ("alpha", "classes_per_device", "min_samples", "samples_per_device")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The `[engine]` table.
+
+    Attributes:
+        workers: Processes that train devices, one thread each; 1 trains in this process.
+    """
+
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"engine.workers must be at least 1, not {self.workers}")
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """The `[method]` table: a name, and the method's own options beside it."""
+
+    name: str = "fedavg"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    seed: int = 0
+    rounds: int = 20
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    recipe: Recipe = field(default_factory=Recipe)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"rounds must be at least 1, not {self.rounds}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config as the nested tables of its TOML file."""
+        tables: dict[str, Any] = plain(self)
+        tables["method"] = {"name": self.method.name, **plain(self.method.options)}
+        return tables
+
+
+def from_dict(tables: Mapping[str, Any]) -> Config:
+    """Return the config made of nested tables, the method's defaults filled in."""
+    tables = dict(tables)
+    chosen = dict(_table(tables, "method"))
+    name = chosen.pop("name", MethodConfig.name)
+    if not isinstance(name, str):
+        raise ConfigError(f"method.name must be text in quotes, not {name!r}")
+    method = methods.find(name)
+    options = build(method.Options, chosen, "method")
+    tables["recipe"] = {**method.recipe_defaults, **_table(tables, "recipe")}
+    tables.pop("method", None)
+    return replace(build(Config, tables), method=MethodConfig(name, plain(options)))
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = tables.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{name} must be a table, not {table!r}")
+    return table
+
+
+def make_method(config: Config, dataset: Dataset) -> Method:
+    """Return the config's method, ready for a data set."""
+    task = Task(
+        model=config.model,
+        recipe=config.recipe,
+        image=dataset.shape,
+        classes=dataset.classes,
+        seed=config.seed,
+        rounds=config.rounds,
+    )
+    method = methods.find(config.method.name)
+    return method(task, build(method.Options, config.method.options, "method"))
+
+
+def load(path: Path | None, overrides: Iterable[str] = ()) -> Config:
+    """Read a config file, or the embedded default, and apply `a.b=value` overrides.
+
+    Args:
+        path: A TOML file; None is the default config.
+        overrides: Assignments whose values are TOML; what is not TOML is taken as text.
+    """
+    source = path if path is not None else Path(__file__).with_name("default.toml")
+    try:
+        tables = tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {str(source)!r}; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {str(source)!r} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {str(source)!r} is not valid TOML: {error}") from None
+    for override in overrides:
+        _assign(tables, override)
+    return from_dict(tables)
+
+
+def _assign(tables: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value` in place."""
+    path, separator, text = override.partition("=")
+    *parents, key = [part.strip() for part in path.split(".")]
+    if not separator or not key:
+        raise ConfigError(f"--set takes key=value, such as recipe.lr=0.05, not {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tables
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} is not a table")
+    # The ways to give budgets exclude each other: an override replaces what the file chose.
+    if parents == ["fleet"] and key in _BUDGET_KEYS:
+        for other in _BUDGET_KEYS:
+            table.pop(other, None)
+    table[key] = value
+
+
+_BUDGET_KEYS = ("budgets", "scenario", "group")

@@ -1,0 +1,95 @@
+"""The names a config may use for data, in one light place: no torch, no numpy.
+
+A data set that is not listed here still loads: by the path of a parquet folder, or by its
+``owner/name`` on the Hugging Face hub.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known about a data set before it is read.
+
+    Attributes:
+        description: One line for ``sizewise list datasets``.
+        hub: Its id on the Hugging Face hub; None for data that ships with a dependency.
+        config: Which of the hub data set's configurations to take.
+        holdout: The share of the training samples that becomes the test set when the source has
+            none; 0 makes a missing test set an error.
+        mean: Channel means that papers normalise with; None: measured on the training set.
+        std: Channel deviations that papers normalise with; None: measured.
+    """
+
+    description: str
+    hub: str | None = None
+    config: str | None = None
+    holdout: float = 0.0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Source("1,797 handwritten digits, 8x8 grey, 10 classes; needs no download"),
+    "cifar10": Source(
+        "60,000 photographs, 32x32 RGB, 10 classes",
+        hub="uoft-cs/cifar10",
+        mean=(0.4914, 0.4822, 0.4465),
+        # Not the true deviations (.2470 .2435 .2616) but the mean deviation within an image:
+        # HeteroFL, FedRolex, SLT, NeFL, FjORD and FeDepth all normalise with these.
+        std=(0.2023, 0.1994, 0.2010),
+    ),
+    "cifar100": Source(
+        "60,000 photographs, 32x32 RGB, 100 classes (fine labels)",
+        hub="uoft-cs/cifar100",
+        mean=(0.5071, 0.4867, 0.4408),
+        std=(0.2675, 0.2565, 0.2761),
+    ),
+    "fashion_mnist": Source(
+        "70,000 pieces of clothing, 28x28 grey, 10 classes", hub="zalando-datasets/fashion_mnist"
+    ),
+    "mnist": Source("70,000 handwritten digits, 28x28 grey, 10 classes", hub="ylecun/mnist"),
+    "svhn": Source(
+        "99,289 house numbers, 32x32 RGB, 10 classes",
+        hub="ufldl-stanford/svhn",
+        config="cropped_digits",
+    ),
+    "femnist": Source(
+        "handwritten characters by writer, 28x28 grey, 62 classes",
+        hub="flwrlabs/femnist",
+        holdout=0.1,  # The hub has one split only; LEAF, where it comes from, keeps 10 % for tests.
+    ),
+    "tiny_imagenet": Source(
+        "110,000 photographs, 64x64 RGB, 200 classes", hub="zh-plus/tiny-imagenet"
+    ),
+}
+
+PARTITIONS: dict[str, str] = {
+    "iid": "equal random parts (P1)",
+    "shards": "a few equal one-class shards per device (HeteroFL; P2)",
+    "deck": "classes dealt like cards, each split evenly among its holders (SplitMix, FeDepth; P3)",
+    "capped-dirichlet": "every class spread by Dirichlet(alpha), sizes unequal (NeFL, FedML; P4)",
+    "balanced-dirichlet": "every device draws its classes by Dirichlet(alpha), equal sizes "
+    "(FeDepth; P5)",
+    "equal-dirichlet": "every class spread by Dirichlet(alpha), then cut to equal sizes (SLT; P6)",
+    "split": "random parts, sizes differ by at most one (InclusiveFL; P7)",
+    "natural": "one writer, or other natural group, per device",
+    "draw": "every device draws its own samples from one pool, on demand: for huge fleets",
+}
+
+AUGMENTATIONS: dict[str, str] = {
+    "none": "normalise only",
+    "flip": "mirror half of the images",
+    "shift": "random crop of the padded image",
+    "crop-flip": "random crop of the padded image, mirror half of them",
+    "crop-flip-cutout": "crop-flip, then blank a square of half the image's side",
+}
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: the nearest ones, or all."""
+    names = list(names)
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(names)}"

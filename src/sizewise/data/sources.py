@@ -1,0 +1,206 @@
+"""Load a data set by name: bundled digits, a folder of parquet files, or the Hugging Face hub.
+
+Parquet and the hub are read as a stream, so ``datasets`` writes no Arrow copy of its own; what is
+kept on disk, once, are the decoded bytes (see ``cache``).
+"""
+
+import dataclasses
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sizewise import rng
+from sizewise.data import cache
+from sizewise.data.catalog import DATASETS, Source, did_you_mean
+from sizewise.data.dataset import Dataset
+from sizewise.data.decode import TEST_SPLITS, Split, channel_statistics, decode, resize
+from sizewise.errors import ConfigError, DataError, SizewiseError
+
+__all__ = ["Dataset", "load"]
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    name: str,
+    root: str | None = None,
+    *,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+    image_size: int | None = None,
+) -> Dataset:
+    """Load an image data set into memory.
+
+    The test set comes in a fixed random order, because evaluation with batch statistics needs
+    batches of mixed classes; the training set keeps its order, which some partitions depend on.
+
+    Args:
+        name: A name of ``DATASETS``, the path of a folder with ``train-*.parquet`` and
+            ``test-*.parquet`` (or ``validation-*``), or ``owner/name`` on the Hugging Face hub.
+        root: A folder that holds one such folder per data set; default: ``$SIZEWISE_DATA``.
+        train_limit: Keep at most this many training samples, the same random ones every time.
+        test_limit: The same for the test set.
+        image_size: The side in pixels that images are brought to; None keeps their size.
+
+    Raises:
+        DataError: If the data set cannot be found or read.
+        ConfigError: If a limit or the size is below 1.
+    """
+    for option, value in (
+        ("train_limit", train_limit),
+        ("test_limit", test_limit),
+        ("image_size", image_size),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(
+                f"data.{option} must be at least 1, got {value}; leave it out for all"
+            )
+    full = _digits(image_size) if name == "digits" else _images(name, root, image_size)
+    known = DATASETS.get(full.name, Source(""))
+    train = _sample(len(full.train_labels), train_limit, "train-limit").sort().values
+    test = _sample(len(full.test_labels), test_limit, "test-order")
+    return dataclasses.replace(
+        full,
+        # Indexing would copy all images out of the memory map that worker processes share.
+        train_images=full.train_images if train_limit is None else full.train_images[train],
+        train_labels=full.train_labels[train],
+        test_images=full.test_images[test],
+        test_labels=full.test_labels[test],
+        groups=None if full.groups is None else full.groups[train],
+        mean=known.mean or full.mean,
+        std=known.std or full.std,
+    )
+
+
+def _sample(total: int, limit: int | None, purpose: str) -> Tensor:
+    return torch.randperm(total, generator=rng.torch_generator(0, purpose))[:limit]
+
+
+def _digits(image_size: int | None) -> Dataset:
+    """Return scikit-learn's handwritten digits, a fifth of each class as the test set."""
+    # `import sklearn.datasets` takes over a second, most of a short run's start-up; the file
+    # that it would read takes a few milliseconds.
+    spec = importlib.util.find_spec("sklearn")
+    folder = ((spec and spec.submodule_search_locations) or [""])[0]
+    table = Path(folder, "datasets", "data", "digits.csv.gz")
+    if table.is_file():
+        rows = np.loadtxt(table, delimiter=",", dtype=np.float32)
+        pixels, labels = rows[:, :-1], rows[:, -1]
+    else:
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
+    targets = torch.from_numpy(labels.astype(np.int64))
+    if image_size is not None:
+        images = resize(images, image_size)
+    # Sorted by class, every fifth sample is a fifth of each class.
+    shuffled = _sample(len(targets), None, "digits")
+    by_class = shuffled[targets[shuffled].argsort(stable=True)]
+    held_out = torch.zeros(len(targets), dtype=torch.bool)
+    held_out[by_class[::5]] = True
+    mean, std = channel_statistics(images[~held_out])
+    return Dataset(
+        name="digits",
+        train_images=images[~held_out],
+        train_labels=targets[~held_out],
+        test_images=images[held_out],
+        test_labels=targets[held_out],
+        class_names=tuple("0123456789"),
+        mean=mean,
+        std=std,
+    )
+
+
+def _images(name: str, root: str | None, image_size: int | None) -> Dataset:
+    """Return a parquet or hub data set, from the cache if it was decoded before."""
+    folder = _find_folder(name, root)
+    if folder is not None:
+        name = folder.name
+        files = _parquet_files(folder)
+        stats = [(path.name, path.stat()) for paths in files.values() for path in paths]
+        state = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+        place = cache.location(name, state, image_size)
+    else:
+        place = cache.location(name, "hub", image_size)
+    dataset = cache.read(place)
+    if dataset is None:
+        log.info("decoding %s once into %s", name, place)
+        if folder is not None:
+            with _one_sentence(f"{folder} could not be read", "check or replace its files"):
+                dataset = decode(name, _open_folder(files), image_size)
+        else:
+            with _one_sentence(
+                f"{name} could not be loaded from the Hugging Face hub",
+                "check the name and the connection, or set SIZEWISE_DATA or data.root to a folder "
+                f"that holds {name}/train-*.parquet and {name}/test-*.parquet",
+            ):
+                source = DATASETS.get(name, Source("", hub=name))
+                dataset = decode(name, _open_hub(source), image_size, source.holdout)
+        cache.write(place, dataset)
+    return dataset
+
+
+def _find_folder(name: str, root: str | None) -> Path | None:
+    """Return the folder of parquet files that a name means, or None if it must be on the hub."""
+    base = root or os.environ.get("SIZEWISE_DATA")
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise DataError(f"data.root must be a folder, but {root} is none; correct or remove it")
+    direct = Path(name).expanduser()
+    for folder in (Path(base or ".").expanduser() / direct, direct):
+        if "train" in _parquet_files(folder):
+            return folder.absolute()
+    if direct.is_absolute() or name.startswith(".") or (direct.is_dir() and name not in DATASETS):
+        raise DataError(
+            f"expected a folder with train-*.parquet and test-*.parquet at {direct}, which has "
+            "no training file; correct the path, or set SIZEWISE_DATA or data.root"
+        )
+    if name not in DATASETS and "/" not in name:
+        raise DataError(
+            f"unknown data set '{name}'; {did_you_mean(name, DATASETS)} (or give a parquet folder "
+            "under SIZEWISE_DATA or data.root, or owner/name on the Hugging Face hub)"
+        )
+    return None
+
+
+def _parquet_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each split, in order: ``train.parquet`` or ``train-*.parquet``."""
+    splits = ("train", *TEST_SPLITS)
+    files = {split: sorted(folder.glob(f"{split}[-.]*parquet")) for split in splits}
+    return {split: paths for split, paths in files.items() if paths}
+
+
+def _open_folder(files: Mapping[str, list[Path]]) -> Mapping[str, Split]:
+    import datasets
+
+    names = {split: [str(path) for path in paths] for split, paths in files.items()}
+    splits: Mapping[str, Split] = datasets.load_dataset("parquet", data_files=names, streaming=True)
+    return splits
+
+
+def _open_hub(source: Source) -> Mapping[str, Split]:
+    import datasets
+
+    splits: Mapping[str, Split] = datasets.load_dataset(source.hub, source.config, streaming=True)
+    return splits
+
+
+@contextmanager
+def _one_sentence(what: str, advice: str) -> Iterator[None]:
+    """Turn any failure into a ``DataError``: what happened, why, what to do."""
+    try:
+        yield
+    except SizewiseError:
+        raise
+    # The network, pyarrow, Pillow and datasets share no exception class.
+    except Exception as error:
+        log.debug("%s", what, exc_info=True)
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(f"{what} ({type(error).__name__}: {reason}); {advice}") from None

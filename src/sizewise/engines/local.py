@@ -1,0 +1,33 @@
+"""The in-process engine: one device after the other, on one thread."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from sizewise import evaluation
+from sizewise.engines import Outcome
+from sizewise.engines.site import Site
+from sizewise.evaluation import Score
+from sizewise.plan import Plan
+from sizewise.state import State
+
+
+class LocalEngine:
+    """Trains devices in this process."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        # One thread, as in a worker: sums are then added in the same order, bit for bit.
+        torch.set_num_threads(1)
+
+    def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
+        """Yield what each plan's device sent back, in the order of the plans."""
+        return (self.site.train(state, plan) for plan in plans)
+
+    def evaluate(self, state: State) -> dict[str, Score]:
+        """Score every deployed model on the test set."""
+        sizes = self.site.method.deploy(state)
+        return {size: evaluation.total(self.site.evaluate(state, size, None)) for size in sizes}
+
+    def close(self) -> None:
+        """Nothing to let go of."""

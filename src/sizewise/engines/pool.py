@@ -1,0 +1,174 @@
+"""The process pool: worker processes with one thread each, and no weights through pipes.
+
+The server's tensors, the data and every worker's update live in shared arenas; pipes carry JSON
+only. Workers are forked from one process that has imported everything, so a pool of any size starts
+in the time of one import. Updates are given out in the order of the plans, whoever finishes first,
+so the merged bits do not depend on the number of workers.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from torch import Tensor
+
+from sizewise import evaluation
+from sizewise.checkpoint import DeviceFiles
+from sizewise.config import Config
+from sizewise.data.dataset import Dataset
+from sizewise.engines import Outcome
+from sizewise.engines.arena import Arena
+from sizewise.errors import EngineError
+from sizewise.evaluation import Score
+from sizewise.method import Method
+from sizewise.plan import Plan, Refusal, Update
+from sizewise.state import State
+from sizewise.structure import plain
+
+REORDER_WINDOW = 2
+"""Updates per worker that may wait for an earlier, slower one."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    connection: Connection
+    outbox: Arena
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self.connection.send_bytes(json.dumps(message).encode())
+        except OSError:
+            raise EngineError(_DIED) from None
+
+    def receive(self) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            raise EngineError(_DIED) from None
+        if "failure" in reply:
+            raise EngineError(f"a worker failed; this is a bug:\n{reply['failure']}")
+        return reply
+
+
+_DIED = (
+    "a worker process died, most likely killed for lack of memory; "
+    "use fewer engine.workers and go on with `sizewise resume`"
+)
+
+
+class PoolEngine:
+    """Trains devices in worker processes.
+
+    The constructor only starts the processes, so that they can import while the caller loads the
+    data; `open` hands over the run.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._state, self._data = Arena(), Arena()
+        self._workers: list[_Worker] = []
+        theirs: list[socket.socket] = []
+        for _ in range(workers):
+            ours, other = socket.socketpair()
+            self._workers.append(_Worker(Connection(ours.detach()), Arena()))
+            theirs.append(other)
+        arenas = [self._state, self._data, *(worker.outbox for worker in self._workers)]
+        inherited = [arena.descriptor for arena in arenas] + [s.fileno() for s in theirs]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sizewise.engines.worker", *map(str, inherited)],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+        )
+        for other in theirs:
+            other.close()
+
+    def open(self, config: Config, method: Method, dataset: Dataset, partition: str) -> None:
+        """Give the workers the run: its config, its data, and the file of its partition."""
+        self._method, self._samples = method, len(dataset.test_labels)
+        values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
+        tensors = {name: value for name, value in values.items() if hasattr(value, "numel")}
+        facts = {name: value for name, value in values.items() if name not in tensors}
+        message = {
+            "config": config.to_dict(),
+            "path": [entry for entry in sys.path if entry],
+            "layout": self._data.write(tensors),
+            "dataset": facts,
+            "partition": partition,
+        }
+        self._tell({"open": message})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for worker in self._workers:
+            worker.send(message)
+
+    def _publish(self, state: State) -> None:
+        """Put a state where the workers can see it. Nobody may be at work."""
+        devices = state.devices.paths if isinstance(state.devices, DeviceFiles) else {}
+        layout = self._state.write(state.tensors)
+        extras = dict(state.extras)
+        self._tell({"state": {"layout": layout, "extras": extras, "devices": devices}})
+
+    def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
+        """Yield what each plan's device sent back, in the order of the plans."""
+        self._publish(state)
+        idle, busy = list(self._workers), dict[Connection, tuple[_Worker, int]]()
+        waiting: dict[int, Outcome] = {}
+        sent = given = 0
+        while given < len(plans):
+            window = given + REORDER_WINDOW * len(self._workers)
+            while idle and sent < min(len(plans), window):
+                worker = idle.pop()
+                worker.send({"train": plain(plans[sent])})
+                busy[worker.connection] = (worker, sent)
+                sent += 1
+            for connection in wait(list(busy)):
+                worker, number = busy.pop(connection)  # type: ignore[arg-type]
+                waiting[number] = _outcome(worker, plans[number])
+                idle.append(worker)
+            while given in waiting:
+                yield waiting.pop(given)
+                given += 1
+
+    def evaluate(self, state: State) -> dict[str, Score]:
+        """Score every deployed model on the test set, its batches shared among the workers."""
+        self._publish(state)
+        count = evaluation.batch_count(self._samples, self._method.task.recipe.eval_batch)
+        shares = [
+            range(count * i // len(self._workers), count * (i + 1) // len(self._workers))
+            for i in range(len(self._workers))
+        ]
+        sizes = {}
+        for size in self._method.deploy(state):
+            for worker, share in zip(self._workers, shares, strict=True):
+                worker.send({"evaluate": {"size": size, "batches": list(share)}})
+            replies = [worker.receive()["scores"] for worker in self._workers]
+            sizes[size] = evaluation.total([Score(**s) for reply in replies for s in reply])
+        return sizes
+
+    def close(self) -> None:
+        """Hang up; a worker ends when its pipe does."""
+        for worker in self._workers:
+            worker.connection.close()
+            worker.outbox.close()
+        self._state.close()
+        self._data.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def _outcome(worker: _Worker, plan: Plan) -> Outcome:
+    reply = worker.receive()
+    if "refusal" in reply:
+        return Refusal(**reply["refusal"])
+    # Copies, so that the worker can go on while this update waits for its turn.
+    parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "memory": {}}
+    for path, tensor in worker.outbox.read(reply["layout"]).items():
+        part, _, name = path.partition("/")
+        parts[part][name] = tensor.clone()
+    return Update(plan=plan, **parts, **reply["facts"])

@@ -1,0 +1,71 @@
+"""A site: one process's view of a run, where plans are carried out.
+
+The in-process engine has one site, the pool has one in each worker. It holds the method and the
+data, and turns a state and a plan into an update.
+"""
+
+import copy
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from sizewise import evaluation, norms
+from sizewise.data.augment import Transform
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Shards
+from sizewise.errors import SizewiseError
+from sizewise.evaluation import Score
+from sizewise.method import Method
+from sizewise.plan import Plan, Refusal, Update
+from sizewise.state import State
+from sizewise.training import Shard
+from sizewise.view import cut
+
+
+@dataclass(frozen=True)
+class Site:
+    """A method and its data."""
+
+    method: Method
+    dataset: Dataset
+    partition: Shards
+
+    @property
+    def transform(self) -> Transform:
+        """Augmentation and normalisation of training batches."""
+        recipe = self.method.task.recipe
+        policy = "none" if recipe.augment_once else recipe.augment
+        return Transform(policy, self.dataset.mean, self.dataset.std)
+
+    def train(self, state: State, plan: Plan) -> Update | Refusal:
+        """Do a device's work for one round."""
+        shard = Shard(
+            self.dataset.train_images,
+            self.dataset.train_labels,
+            self.partition.shard(plan.device),
+            self.transform,
+        )
+        if len(shard) == 0:
+            return Refusal(plan.device, plan.round, plan.group, "it holds no training data")
+        start = time.perf_counter()
+        tensors = cut(state.tensors, self.method.view(plan.piece))
+        try:
+            update = self.method.train(plan, tensors, shard, state.devices.get(plan.device, {}))
+        except SizewiseError as error:
+            return Refusal(plan.device, plan.round, plan.group, str(error))
+        return replace(update, seconds=time.perf_counter() - start)
+
+    def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
+        """Score one deployed model on some test batches, or on all of them."""
+        recipe, data = self.method.task.recipe, self.dataset
+        transform = Transform("none", data.mean, data.std)
+        module = self.method.deploy(state)[size]()
+        if recipe.norm == "sbn":
+            order = torch.arange(len(data.train_labels)).split(recipe.eval_batch)
+            module = norms.recalibrate(
+                copy.deepcopy(module), (transform(data.train_images[r], None) for r in order)
+            )
+        images, labels = data.test_images, data.test_labels
+        return evaluation.score(module, images, labels, transform, recipe.eval_batch, batches)

@@ -1,0 +1,114 @@
+"""The worker process: `python -m sizewise.engines.worker STATE DATA OUTBOX... PIPE...`.
+
+The arguments are inherited descriptors. This process imports what training needs, forks once for
+each further worker, and then each of them answers messages until its pipe closes.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from sizewise import config as configs
+from sizewise.checkpoint import DeviceFiles
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import load_partition
+from sizewise.engines.arena import Arena
+from sizewise.engines.site import Site
+from sizewise.evaluation import Score
+from sizewise.plan import Plan, Refusal
+from sizewise.state import State
+from sizewise.structure import build, plain
+
+Message = dict[str, Any]
+
+
+class Worker:
+    """Answers the pool's messages: `open` first, then a `state` before each kind of work."""
+
+    def __init__(self, state: Arena, data: Arena, outbox: Arena) -> None:
+        self._state_arena, self._data_arena, self._outbox = state, data, outbox
+        self._state = State({})
+        self._site: Site
+
+    def answer(self, message: Message) -> Message | None:
+        """Do what a message asks for; None when no reply is expected."""
+        ((kind, content),) = message.items()
+        if kind == "open":
+            return self._open(content)
+        if kind == "state":
+            return self._see(content)
+        return self._train(content) if kind == "train" else self._evaluate(content)
+
+    def _open(self, content: Message) -> None:
+        # A user's own model or method must be importable here as it was in the main process.
+        sys.path.extend(entry for entry in content["path"] if entry not in sys.path)
+        facts = {k: tuple(v) if isinstance(v, list) else v for k, v in content["dataset"].items()}
+        dataset = Dataset(**self._data_arena.read(content["layout"]), **facts)
+        method = configs.make_method(configs.from_dict(content["config"]), dataset)
+        self._site = Site(method, dataset, load_partition(content["partition"]))
+
+    def _see(self, content: Message) -> None:
+        tensors = self._state_arena.read(content["layout"])
+        devices = DeviceFiles({int(k): path for k, path in content["devices"].items()})
+        self._state = State(tensors, extras=content["extras"], devices=devices)
+
+    def _train(self, content: Message) -> Message:
+        outcome = self._site.train(self._state, build(Plan, content))
+        if isinstance(outcome, Refusal):
+            return {"refusal": plain(outcome)}
+        # Two kinds of tensors in one arena, told apart by their place in the layout.
+        tensors = {f"tensors/{name}": tensor for name, tensor in outcome.tensors.items()}
+        memory = {f"memory/{name}": tensor for name, tensor in outcome.memory.items()}
+        layout = self._outbox.write({**tensors, **memory})
+        facts = ("samples", "steps", "loss", "peak_bytes", "seconds")
+        return {"layout": layout, "facts": {name: getattr(outcome, name) for name in facts}}
+
+    def _evaluate(self, content: Message) -> Message:
+        scores: list[Score] = self._site.evaluate(self._state, content["size"], content["batches"])
+        return {"scores": plain(scores)}
+
+
+def serve(worker: Worker, connection: Connection) -> None:
+    """Answer messages until the pool hangs up."""
+    torch.set_num_threads(1)
+    # The main process decides what an interrupt means; workers end when it does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            message = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            reply = worker.answer(message)
+        except Exception:
+            reply = {"failure": traceback.format_exc()}
+        if reply is not None:
+            connection.send_bytes(json.dumps(reply).encode())
+
+
+def main(descriptors: list[int]) -> None:
+    """Become one worker, and fork the others."""
+    count = (len(descriptors) - 2) // 2
+    state, data = Arena(descriptors[0]), Arena(descriptors[1])
+    outboxes, pipes = descriptors[2 : 2 + count], descriptors[2 + count :]
+    number = 0
+    for other in range(1, count):
+        if os.fork() == 0:
+            number = other
+            break
+    for other, pipe in enumerate(pipes):
+        # A pipe must be open in one worker only, or its end would not be noticed.
+        if other != number:
+            os.close(pipe)
+    serve(Worker(state, data, Arena(outboxes[number])), Connection(pipes[number]))
+    os._exit(0)  # A forked child must not run its parent's exit handlers.
+
+
+if __name__ == "__main__":
+    main([int(argument) for argument in sys.argv[1:]])

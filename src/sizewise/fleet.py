@@ -1,0 +1,240 @@
+"""The fleet: who takes part, with how many bytes, and who is asked in a round.
+
+A fleet is kept as its description (a few groups and events). A device is made when it is sampled,
+so a million devices cost no more than the text that names them.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate
+
+from sizewise.errors import ConfigError
+from sizewise.rng import python_generator
+from sizewise.structure import Bytes, nearest, parse_bytes
+
+SCENARIOS: dict[str, tuple[str, ...]] = {
+    "fair": ("1/6", "1/3", "1/2", "1"),
+    "lack": ("1/8", "1/6", "1/2", "1"),
+    "surplus": ("1/6", "1/3", "1/2", "2"),
+}
+"""FeDepth's budgets, as shares of what training the whole model costs (METHODS 4.8)."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One participant.
+
+    Attributes:
+        id: Its number; it also names its share of the data.
+        group: Its device class, the key of `peak_bytes` and `budget_bytes` in results.
+        memory: Its budget for one training step in bytes; None is unlimited.
+        speed: FLOP per second, if known.
+        bandwidth: Bytes per second, if known.
+    """
+
+    id: int
+    group: str
+    memory: int | None = None
+    speed: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """Devices that are alike: `[[fleet.group]]`."""
+
+    count: int
+    memory: Bytes | None = None
+    name: str | None = None
+    speed: float | None = None
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"fleet.group.count must be at least 1, not {self.count}")
+
+
+@dataclass(frozen=True)
+class EventConfig:
+    """A change of the fleet from a round on: `[[fleet.event]]`.
+
+    Attributes:
+        round: The first round, counted from 1, in which the change holds.
+        join: How many new devices join with `memory`.
+        upgrade: Or: the name of a device class whose first `count` devices get `memory` instead.
+        count: How many devices of the class are upgraded; all of them when left out.
+        memory: The bytes of the new or upgraded devices.
+    """
+
+    round: int
+    memory: Bytes
+    join: int = 0
+    upgrade: str | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ConfigError(f"fleet.event.round counts from 1, so it cannot be {self.round}")
+        if (self.join > 0) == (self.upgrade is not None):
+            raise ConfigError(
+                "a fleet.event needs either join = N (new devices) or upgrade = 'class name'"
+            )
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """The `[fleet]` table: devices, their budgets, and how many are asked each round.
+
+    Attributes:
+        devices: Size of the fleet when `group` is not used.
+        per_round: Devices sampled each round, without replacement.
+        budgets: Dealt evenly over the devices, in order: the first share gets the first budget.
+        scenario: Or one of FeDepth's scenarios, whose ratios become bytes of the model at hand.
+        group: Or explicit groups.
+        event: Devices that join or are upgraded in mid-run.
+    """
+
+    devices: int = 20
+    per_round: int = 5
+    budgets: tuple[Bytes, ...] = ()
+    scenario: str | None = None
+    group: tuple[GroupConfig, ...] = ()
+    event: tuple[EventConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.per_round < 1:
+            raise ConfigError("fleet.devices and fleet.per_round must be at least 1")
+        if sum(map(bool, (self.budgets, self.scenario, self.group))) > 1:
+            raise ConfigError("give only one of fleet.budgets, fleet.scenario and fleet.group")
+        if self.scenario is not None and self.scenario not in SCENARIOS:
+            hint = nearest(self.scenario, SCENARIOS)
+            raise ConfigError(f"unknown fleet.scenario {self.scenario!r}; {hint}")
+        present = sum(group.count for group in self.group) or self.devices
+        if self.per_round > present:
+            raise ConfigError(
+                f"fleet.per_round is {self.per_round}, but the fleet has only {present} devices; "
+                f"lower it or add devices"
+            )
+        if 0 < present < len(self.budgets):
+            raise ConfigError(
+                f"{len(self.budgets)} fleet.budgets cannot be dealt to {present} devices"
+            )
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All devices, as a description.
+
+    Attributes:
+        groups: Groups in device order, joiners last.
+        starts: The number of each group's first device.
+        joins: The round (from 0) from which each group is there.
+        upgrades: (round from 0, group index, devices of the group that change, bytes).
+        per_round: Devices sampled each round.
+    """
+
+    groups: tuple[GroupConfig, ...]
+    per_round: int
+    joins: tuple[int, ...]
+    upgrades: tuple[tuple[int, int, int, int], ...] = ()
+    starts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = accumulate(group.count for group in self.groups)
+        object.__setattr__(self, "starts", (0, *ends)[: len(self.groups)])
+
+    @property
+    def total(self) -> int:
+        """Devices that are ever there, joiners included: each has its own share of the data."""
+        return self.starts[-1] + self.groups[-1].count
+
+    def present(self, round_index: int) -> int:
+        """Return how many devices are there in a round; they are numbered from 0."""
+        return sum(
+            group.count
+            for group, join in zip(self.groups, self.joins, strict=True)
+            if join <= round_index
+        )
+
+    def device(self, number: int, round_index: int) -> Device:
+        """Make one device as it is in a round."""
+        index = bisect_right(self.starts, number) - 1
+        group, memory = self.groups[index], self.groups[index].memory
+        name = group.name or class_name(memory)
+        for when, which, count, new in self.upgrades:
+            if which == index and when <= round_index and number - self.starts[index] < count:
+                memory, name = new, class_name(new)
+        return Device(number, name, memory, group.speed, group.bandwidth)
+
+    def sample(self, seed: int, round_index: int) -> list[Device]:
+        """Draw the devices of a round without replacement, in ascending order of their numbers."""
+        present = self.present(round_index)
+        generator = python_generator(seed, "sample", round_index)
+        numbers = sorted(generator.sample(range(present), min(self.per_round, present)))
+        return [self.device(number, round_index) for number in numbers]
+
+    def classes(self) -> Iterator[tuple[Device, int, int]]:
+        """Yield one example device, the round it first appears in, and the number of its kind."""
+        for index, (start, join) in enumerate(zip(self.starts, self.joins, strict=True)):
+            yield self.device(start, join), join, self.groups[index].count
+        for when, index, count, _ in self.upgrades:
+            yield self.device(self.starts[index], when), when, count
+
+
+def class_name(memory: int | None) -> str:
+    """Return the name of the device class with this many bytes, e.g. "20MB"."""
+    if memory is None:
+        return "any"
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if memory >= size:
+            return f"{memory / size:g}{unit}"
+    return f"{memory}B"
+
+
+def make_fleet(config: FleetConfig, bytes_of_share: Callable[[float], int]) -> Fleet:
+    """Turn the `[fleet]` table into a fleet.
+
+    Args:
+        config: What the user wrote.
+        bytes_of_share: The bytes that stand for a scenario's ratio with the model at hand; only
+            called when a scenario is used, because it has to look at the model.
+    """
+    groups = config.group
+    if config.scenario:
+        shares = SCENARIOS[config.scenario]
+        budgets = [bytes_of_share(float(Fraction(share))) for share in shares]
+        groups = _deal(config.devices, budgets, list(shares))
+    elif not groups:
+        groups = _deal(config.devices, list(config.budgets) or [None], [])
+    groups = tuple(replace(g, name=g.name or class_name(g.memory)) for g in groups)
+    joined = [event for event in sorted(config.event, key=lambda e: e.round) if event.join]
+    joins = (0,) * len(groups) + tuple(event.round - 1 for event in joined)
+    groups += tuple(GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined)
+    upgrades = []
+    for event in config.event:
+        if event.upgrade is None:
+            continue
+        names = [group.name or "" for group in groups]
+        if event.upgrade not in names:
+            hint = nearest(event.upgrade, names)
+            raise ConfigError(
+                f"fleet.event.upgrade names no device class {event.upgrade!r}; {hint}"
+            )
+        index = names.index(event.upgrade)
+        count = min(event.count or groups[index].count, groups[index].count)
+        upgrades.append((event.round - 1, index, count, parse_bytes(event.memory)))
+    return Fleet(groups, config.per_round, joins, tuple(sorted(upgrades)))
+
+
+def _deal(
+    devices: int, budgets: Sequence[int | None], names: Sequence[str]
+) -> tuple[GroupConfig, ...]:
+    """Give consecutive, equal shares of the devices to the budgets (METHODS 4.8)."""
+    cuts = [-(-devices * i // len(budgets)) for i in range(len(budgets) + 1)]
+    return tuple(
+        GroupConfig(stop - start, memory, names[i] if names else None)
+        for i, (memory, start, stop) in enumerate(zip(budgets, cuts, cuts[1:], strict=False))
+        if stop > start
+    )

@@ -1,0 +1,192 @@
+"""A method: one algorithm, as a few small functions.
+
+The defaults here are FedAvg. A method overrides what it does differently, most often `plan` and
+`view`. The same object, made from the same config, exists on the server and in every worker, so it
+must not remember anything about a run: that is what `State` is for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sizewise import memory, norms, rng, server_optim, training
+from sizewise.errors import BudgetTooSmall
+from sizewise.fleet import Device
+from sizewise.memory import Footprint, Meter
+from sizewise.merge import CoverageMean
+from sizewise.plan import Piece, Plan, Stage, Update
+from sizewise.state import State
+from sizewise.task import Task
+from sizewise.training import Shard
+from sizewise.view import Tensors, View, cut, whole
+
+
+class Method:
+    """Base class of all methods.
+
+    Attributes:
+        discloses: What leaves a device: weights, features, logits, labels. Printed at start-up.
+        recipe_defaults: Recipe values this method starts from; the user's config wins.
+        Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
+        main: The piece that the server's model consists of.
+    """
+
+    discloses: ClassVar[frozenset[str]] = frozenset({"weights"})
+    recipe_defaults: ClassVar[Mapping[str, Any]] = {}
+
+    @dataclass(frozen=True)
+    class Options:
+        """No options."""
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        self.task = task
+        self.options = options if options is not None else self.Options()
+        self.main = Piece()
+        # Working copies and figures that depend on shapes only: caches, never results.
+        self._modules: dict[str, nn.Module] = {}
+        self._footprints: dict[tuple[object, ...], Footprint] = {}
+        self._metered: dict[tuple[object, ...], int] = {}
+
+    # ---- the server, before the first round
+
+    def setup(self) -> State:
+        """Return the state that the first round starts from."""
+        module = self.build(self.main)
+        view = self.view(self.main)
+        tensors = module.state_dict().items()
+        return State({view[name].name: tensor.detach().clone() for name, tensor in tensors})
+
+    def build(self, piece: Piece) -> nn.Module:
+        """Build a fresh model of a piece's shapes."""
+        return self.task.build(piece.cut.get("width", 1.0))
+
+    def module(self, piece: Piece) -> nn.Module:
+        """Return the working copy for pieces of this size; whoever uses it loads it first."""
+        if piece.size not in self._modules:
+            self._modules[piece.size] = self.build(piece)
+        return self._modules[piece.size]
+
+    # ---- the server, for each device of a round
+
+    def plan(self, state: State, device: Device, round_index: int) -> Plan:
+        """Return what a device does in a round; raise BudgetTooSmall if it can do nothing."""
+        stages = self.stages(round_index)
+        return self.affordable(Plan(device.id, round_index, device.group, self.main, stages), device)
+
+    def stages(self, round_index: int) -> tuple[Stage, ...]:
+        """Return the stages of a device that trains everything at once."""
+        recipe = self.task.recipe
+        return (Stage(recipe.lr_at(round_index, self.task.rounds), recipe.epochs),)
+
+    def affordable(self, plan: Plan, device: Device) -> Plan:
+        """Return the plan with its predicted peak; raise BudgetTooSmall if the device lacks it."""
+        peak = max(self.footprint(plan.piece, stage).peak for stage in plan.stages)
+        if device.memory is not None and peak > device.memory:
+            what = f"one training step of the {plan.piece.size} model"
+            raise BudgetTooSmall(device.memory, peak, what)
+        return replace(plan, budget=device.memory, predicted=peak)
+
+    def footprint(self, piece: Piece, stage: Stage) -> Footprint:
+        """Return the predicted bytes and FLOPs of one training step of a stage."""
+        key = (piece.size, stage.trainable, stage.name)
+        if key not in self._footprints:
+            recipe, module = self.task.recipe, self.module(piece)
+            self._footprints[key] = memory.predict(
+                module,
+                torch.empty((recipe.batch, *self.task.image), device="meta"),
+                step=training.Step(self.loss, recipe.clip, recipe.proximal),
+                anchored=recipe.proximal > 0,
+                optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
+                trainable=stage.trainable,
+            )
+        return self._footprints[key]
+
+    def view(self, piece: Piece) -> View:
+        """Return which server tensors, and which entries of them, a piece consists of."""
+        module = self.module(piece)
+        apart = norms.kept_apart(module, self.task.recipe.norm)
+        return norms.separate(whole(module.state_dict()), apart, piece.size)
+
+    # ---- the device
+
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+        """Train what the plan says and return it. A pure function of its arguments.
+
+        Args:
+            plan: What to do.
+            tensors: The device's view of the server's tensors, by local name.
+            shard: Its data.
+            memory: What it remembers from its last round; empty at first.
+        """
+        return self.fit(plan, self.assemble(plan.piece, tensors), shard)
+
+    def fit(self, plan: Plan, module: nn.Module, shard: Shard) -> Update:
+        """Train a plan's stages one after the other and pack up what learned."""
+        recipe, seed = self.task.recipe, self.task.seed
+        generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
+        # Peaks depend on shapes only: meter the first device of each kind, reuse its figure.
+        kind = (plan.piece.size, *(s.name for s in plan.stages), min(len(shard), 2 * recipe.batch))
+        meter = None if kind in self._metered else Meter()
+        with rng.seeded(seed, "dropout", plan.round, plan.device):
+            fits = [
+                training.fit(module, stage, shard, recipe, generator, loss=self.loss, meter=meter)
+                for stage in plan.stages
+            ]
+        if meter is not None:
+            self._metered[kind] = meter.peak
+        steps = sum(fit.steps for fit in fits)
+        return Update(
+            plan=plan,
+            tensors=training.trained(module, plan.stages),
+            samples=len(shard),
+            steps=steps,
+            loss=sum(fit.loss_sum for fit in fits) / max(steps, 1),
+            peak_bytes=self._metered[kind],
+        )
+
+    def loss(self, module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return what a device minimises on a batch: images (B, C, H, W), labels (B,)."""
+        return training.cross_entropy(module, images, labels)
+
+    # ---- the server, after a round
+
+    def merge(self, state: State, updates: Iterable[Update]) -> State:
+        """Return the next state. Updates arrive one by one and should not be collected."""
+        mean = CoverageMean(state.tensors)
+        for update in updates:
+            mean.add(update.tensors, self.view(update.plan.piece), self.weight(update))
+        tensors, moments = server_optim.apply(
+            self.task.recipe, state.tensors, mean.result(), state.memory, self.parameters(state)
+        )
+        return replace(state, tensors=tensors, memory=moments)
+
+    def weight(self, update: Update) -> float:
+        """Return how much an update counts in the mean."""
+        return float(update.samples) if self.task.recipe.weighting == "samples" else 1.0
+
+    def parameters(self, state: State) -> list[str]:
+        """Return the names of the server tensors that are parameters, not statistics."""
+        view = self.view(self.main)
+        names = {view[name].name for name, _ in self.module(self.main).named_parameters()}
+        return [name for name in state.tensors if name in names]
+
+    # ---- what people run
+
+    def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
+        """Return the models that people run, by size, each built when it is asked for."""
+        view = self.view(self.main)
+        return {self.main.size: lambda: self.assemble(self.main, cut(state.tensors, view))}
+
+    def assemble(self, piece: Piece, tensors: Tensors) -> nn.Module:
+        """Return the working copy of a piece, holding the given tensors until its next use."""
+        module = self.module(piece)
+        training.load(module, tensors)
+        return module
+
+    def headline(self, sizes: Mapping[str, float]) -> float:
+        """Return the one accuracy to show for a run: that of the last deployed size."""
+        return list(sizes.values())[-1]

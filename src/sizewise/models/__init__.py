@@ -1,0 +1,182 @@
+"""The model zoo, by name; and models of your own, as `"package.module:factory"`.
+
+A factory is called with those of `classes`, `image`, `channels` and `width` that its signature
+names, and with the options of the config. It returns a `nn.Module` that maps images of shape
+(batch, channels, height, width) to logits of shape (batch, classes).
+
+Importing this package does not import torch, so that listing the zoo is quick.
+"""
+
+import difflib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sizewise.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Families take their depth from the name: resnet20 calls cifar_resnet(20, ...).
+_FAMILIES = {
+    "preresnet": "sizewise.models.preresnet:preresnet",
+    "resnet": "sizewise.models.resnet:cifar_resnet",
+    "densenet": "sizewise.models.densenet:densenet",
+}
+_SINGLES = {
+    "resnet18": "sizewise.models.resnet:resnet18",
+    "resnet34": "sizewise.models.resnet:resnet34",
+    "vit": "sizewise.models.vit:vit",
+    "vit_tiny": "sizewise.models.vit:vit_tiny",
+    "cnn": "sizewise.models.small:cnn",
+    "mlp": "sizewise.models.small:mlp",
+    "linear": "sizewise.models.small:linear",
+}
+_CATALOGUE = {
+    "preresnet20": "pre-activation ResNet, 16/32/64 channels (FeDepth); any depth 6n + 2",
+    "resnet20": "CIFAR ResNet, 16/32/64 channels (SLT); any depth 6n + 2",
+    "resnet44": "as resnet20, 21 blocks (SLT)",
+    "resnet56": "as resnet20, 27 blocks (SLT, NeFL)",
+    "resnet110": "as resnet20, 54 blocks (NeFL)",
+    "resnet18": "ResNet-18 for small images, 64 to 512 channels (NeFL, FjORD, DepthFL)",
+    "resnet34": "ResNet-34 for small images, 64 to 512 channels (NeFL)",
+    "densenet40": "DenseNet-BC with growth 12 (SLT); any depth 6n + 4",
+    "vit": "vision transformer of any size; the default has 6 blocks of 64 dimensions",
+    "vit_tiny": "ViT-Tiny, 12 blocks of 192 dimensions (FeDepth)",
+    "cnn": "plain convolutional network, 32/64/128 channels",
+    "mlp": "perceptron with two hidden layers of 200 units",
+    "linear": "logistic regression",
+}
+
+
+def catalogue() -> dict[str, str]:
+    """Return the models of the zoo: name and one line about it."""
+    return dict(_CATALOGUE)
+
+
+def build(
+    name: str,
+    *,
+    classes: int,
+    image: tuple[int, int, int],
+    width: float = 1.0,
+    args: Mapping[str, object] = {},
+) -> "nn.Module":
+    """Return a new model, its weights drawn from torch's global generator.
+
+    Args:
+        name: A name in `catalogue`, another depth of one of its families, or
+            `"package.module:factory"`, importable or in the current folder.
+        classes: Outputs per image.
+        image: Shape of one image, (channels, height, width).
+        width: Ratio that scales the model's channel counts.
+        args: The model's own options, passed on as keywords.
+
+    Raises:
+        ConfigError: No model has this name.
+        ModelError: The model cannot be built like this, or does not give one output per class.
+    """
+    from torch import nn
+
+    from sizewise.models.common import check_output
+
+    factory = _factory(name)
+    data = {"classes": classes, "image": image, "channels": image[0], "width": width}
+    try:
+        model = factory(**_keywords(name, factory, data, args))
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"the model {name!r} cannot be built with {given}: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{name!r} gives a {type(model).__name__}; a factory returns a torch.nn.Module"
+        )
+    check_output(model, classes, image)
+    return model
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    """Return the function that builds a model."""
+    if ":" in name:
+        # An installed command does not look in the current folder by itself. At the end, so that
+        # no file there hides a package; for good, as the factory may import more when called.
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        return _load(name)
+    if name in _SINGLES:
+        return _load(_SINGLES[name])
+    if (match := re.fullmatch(r"([a-z]+)(\d+)", name)) and match[1] in _FAMILIES:
+        return partial(_load(_FAMILIES[match[1]]), int(match[2]))
+    near = difflib.get_close_matches(name, _CATALOGUE, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_CATALOGUE)}"
+    raise ConfigError(
+        f"no model is called {name!r}; {hint} (a model of your own is 'package.module:factory')"
+    )
+
+
+def _load(reference: str) -> Callable[..., Any]:
+    """Return what `"package.module:factory"` names."""
+    module_name, _, attribute = reference.partition(":")
+    try:
+        module = import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"cannot import {module_name!r} for the model {reference!r} ({error}); "
+            "install it, or run where its file is"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ConfigError(f"the module {module_name!r} has no function or class {attribute!r}")
+    return factory  # type: ignore[no-any-return]
+
+
+def _keywords(
+    name: str,
+    factory: Callable[..., Any],
+    data: Mapping[str, object],
+    args: Mapping[str, object],
+) -> dict[str, object]:
+    """Return what to call a factory with: what it asks for of the data, and the options."""
+    signature = inspect.signature(factory).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature)
+    named = {
+        p.name: p.annotation
+        for p in signature
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    if data["width"] != 1 and "width" not in named:
+        raise ModelError(
+            f"the model {name!r} cannot be built at width {data['width']}, as its factory takes "
+            "no 'width'; add that parameter or use width 1"
+        )
+    for option, value in args.items():
+        if option in data:
+            raise ModelError(
+                f"{option!r} is no option of the model {name!r}: the run sets it; leave it out"
+            )
+        if option not in named and not takes_any:
+            options = ", ".join(key for key in named if key not in data)
+            raise ModelError(
+                f"the model {name!r} has no option {option!r}; it takes {options or 'none'}"
+            )
+        if not _fits(value, named.get(option)):
+            raise ModelError(
+                f"the option {option!r} of the model {name!r} is of type "
+                f"{named[option].__name__}; {value!r} came"
+            )
+    return {key: value for key, value in data.items() if key in named} | dict(args)
+
+
+def _fits(value: object, annotation: object) -> bool:
+    """Tell whether an option has the scalar type its factory asks for; other types pass."""
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation in (bool, int, str):
+        return type(value) is annotation
+    return True

@@ -1,0 +1,98 @@
+"""What travels between the server and a device: plans out, updates or refusals back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from sizewise.view import Tensors
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of a device's training.
+
+    Attributes:
+        lr: The learning rate.
+        epochs: Passes over the device's data.
+        trainable: Prefixes of the names of the tensors that learn; None is all of them.
+        name: For people.
+    """
+
+    lr: float
+    epochs: int
+    trainable: tuple[str, ...] | None = None
+    name: str = "all"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of the model that a device trains.
+
+    Attributes:
+        size: Its name. Pieces of one size have the same shapes, so they share a working copy of
+            the model, a predicted peak and a metered one.
+        cut: What the method needs to know to cut it: a width, blocks, an offset. JSON-able.
+    """
+
+    size: str = "full"
+    cut: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one device does in one round. Small, immutable and JSON-able.
+
+    Attributes:
+        device: The device's number.
+        round: The round, counted from 0.
+        group: The device's class.
+        piece: What it holds of the model.
+        stages: What it trains, in order.
+        budget: Its bytes; None is unlimited.
+        predicted: Predicted peak of one training step in bytes.
+    """
+
+    device: int
+    round: int
+    group: str
+    piece: Piece
+    stages: tuple[Stage, ...]
+    budget: int | None = None
+    predicted: int | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a device sends back.
+
+    Attributes:
+        plan: The plan it followed.
+        tensors: What it trained, by local name; the view of its plan says where each belongs.
+        samples: Size of its training data.
+        steps: Optimiser steps it took.
+        loss: Mean training loss over those steps.
+        peak_bytes: Metered peak of one training step.
+        seconds: Time it took.
+        memory: What it will remember in its next round; stays with the device, is never merged.
+    """
+
+    plan: Plan
+    tensors: Tensors
+    samples: int
+    steps: int
+    loss: float
+    peak_bytes: int | None = None
+    seconds: float = 0.0
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A device that did not take part in a round, or whose update was not merged, and why."""
+
+    device: int
+    round: int
+    group: str
+    reason: str

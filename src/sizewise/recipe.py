@@ -1,0 +1,101 @@
+"""The recipe: everything that papers mix up with the algorithm.
+
+"HeteroFL" in five papers is five recipes of one algorithm. A method file holds the algorithm; the
+optimiser, schedule, norm policy, weighting and so on live here and combine with any method.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sizewise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How devices train and how the server applies what they send.
+
+    Attributes:
+        optimizer: The devices' optimiser; a fresh one for each device in each round.
+        epochs: Passes over a device's data in one round (for each stage of its plan).
+        max_steps: Stop a stage after this many batches, if given.
+        drop_last: Leave out a last batch that is smaller than `batch`.
+        schedule: How `lr` changes from round to round.
+        lr_min: Where a cosine schedule ends.
+        milestones: Where a `steps` schedule multiplies the rate by `decay`: rounds, or fractions of
+            the run when below 1.
+        decay: Factor of the `steps` (at each milestone) and `exponential` (each round) schedules.
+        clip: Largest global norm of a step's gradient.
+        proximal: FedProx's mu: pulls what a device trains towards what it received.
+        norm: Policy for batch norm; see `norms`.
+        weighting: Whether an update counts by its samples or each device counts the same.
+        augment: Augmentation of training images by name; see `data.augment`.
+        augment_once: Augment every image once for the whole run (FeDepth's public code does).
+        eval_batch: Batch size of evaluation; matters when norms use batch statistics.
+        eval_every: Evaluate after every so many rounds, and always after the last.
+        server: What the server does with the merged update; see `server_optim`.
+        server_lr: The server's step size (eta).
+        server_momentum: Momentum of `fedavgm`; beta 1 of the adaptive server optimisers.
+        server_beta2: Second-moment decay of `fedadam` and `fedyogi`.
+        server_tau: Added to the root of the second moment of the adaptive server optimisers.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    epochs: int = 1
+    max_steps: int | None = None
+    batch: int = 32
+    drop_last: bool = False
+    schedule: Literal["constant", "cosine", "steps", "exponential"] = "constant"
+    lr_min: float = 0.0
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.1
+    clip: float | None = None
+    proximal: float = 0.0
+    norm: Literal["batch", "sbn", "tracked", "per_width_stats", "per_submodel"] = "batch"
+    weighting: Literal["samples", "equal"] = "samples"
+    augment: str = "none"
+    augment_once: bool = False
+    eval_batch: int = 500
+    eval_every: int = 1
+    server: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg"
+    server_lr: float = 1.0
+    server_momentum: float = 0.9
+    server_beta2: float = 0.99
+    server_tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "eval_batch", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"recipe.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("lr", "server_lr", "server_tau"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"recipe.{name} must be a positive number, not {value}")
+        for name in ("momentum", "weight_decay", "proximal", "lr_min"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"recipe.{name} must not be negative, not {value}")
+        for name in ("clip", "max_steps"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(
+                    f"recipe.{name} must be positive, not {value}; leave it out instead"
+                )
+        for name in ("momentum", "server_momentum", "server_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"recipe.{name} must be in [0, 1), not {getattr(self, name)}")
+
+    def lr_at(self, round_index: int, rounds: int) -> float:
+        """Return the devices' learning rate in a round, counted from 0, of a run."""
+        if self.schedule == "cosine":
+            swing = (1 + math.cos(math.pi * round_index / rounds)) / 2
+            return self.lr_min + (self.lr - self.lr_min) * swing
+        if self.schedule == "exponential":
+            return self.lr * self.decay**round_index
+        if self.schedule == "steps":
+            marks = (mark * rounds if mark < 1 else mark for mark in self.milestones)
+            return self.lr * self.decay ** sum(round_index >= mark for mark in marks)
+        return self.lr

@@ -1,0 +1,98 @@
+"""Views: where a device's tensors live among the server's tensors.
+
+A view maps each tensor that a device holds to a slot: a server tensor and, for each dimension,
+which entries of it. `cut` reads a device's tensors through a view; `merge` writes them back through the
+same view. Everything that methods do to a model (narrow it, drop blocks, keep some tensors apart
+for each size) is a choice of slots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sizewise.errors import UpdateRefused
+
+Tensors = Mapping[str, Tensor]
+Index = tuple["slice | Tensor", ...]
+"""For each dimension, the kept entries: a slice, or a 1-D int64 tensor in the device's order."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the server's tensors.
+
+    Attributes:
+        name: The server tensor's name.
+        index: Its kept entries per dimension; None is the whole tensor.
+    """
+
+    name: str
+    index: Index | None = None
+
+    def read(self, tensors: Tensors) -> Tensor:
+        """Return the entries of this slot: the tensor itself, a strided view, or a copy."""
+        whole = tensors[self.name]
+        return whole if self.index is None else whole[grid(self.index, whole.shape)]
+
+
+View = Mapping[str, Slot]
+"""A device's tensor names and the slots they fill."""
+
+
+def grid(index: Index, shape: torch.Size) -> tuple["slice | Tensor", ...]:
+    """Return an index that selects the outer product of the entries kept in each dimension.
+
+    Slices alone stay slices, so reading is a view and writing is one strided pass. As soon as one
+    dimension lists its entries, all do, each shaped to broadcast against the others.
+    """
+    if all(isinstance(part, slice) for part in index):
+        return index
+    rank = len(index)
+    return tuple(
+        (torch.arange(size)[part] if isinstance(part, slice) else part).reshape(
+            [-1 if d == dim else 1 for d in range(rank)]
+        )
+        for dim, (part, size) in enumerate(zip(index, shape, strict=True))
+    )
+
+
+def whole(names: Mapping[str, object] | list[str]) -> dict[str, Slot]:
+    """Return the view of a device that holds these tensors entirely, under the same names."""
+    return {name: Slot(name) for name in names}
+
+
+def cut(tensors: Tensors, view: View) -> dict[str, Tensor]:
+    """Return a device's tensors by their local names; whole tensors are not copied."""
+    return {local: slot.read(tensors) for local, slot in view.items()}
+
+
+def size_in_bytes(tensors: Tensors) -> int:
+    """Return what these tensors weigh on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def check(update: Tensors, view: View, tensors: Tensors) -> None:
+    """Raise UpdateRefused unless an update's tensors fit the view it was asked for and are finite.
+
+    Args:
+        update: What a device sent, by local name; it may leave tensors out, but not add any.
+        view: The view its plan gave it.
+        tensors: The server's tensors.
+    """
+    for local, tensor in update.items():
+        if local not in view:
+            raise UpdateRefused(f"tensor {local!r} was never sent to this device")
+        expected = view[local].read(tensors)
+        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+            raise UpdateRefused(
+                f"tensor {local!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+                f"expected {expected.dtype} of shape {tuple(expected.shape)}"
+            )
+        # A sum is finite only if every entry is (or if huge values cancel, which is as bad).
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+            raise UpdateRefused(
+                f"tensor {local!r} holds values that are not finite; "
+                f"lower recipe.lr or set recipe.clip"
+            )

@@ -1,0 +1,89 @@
+"""How many channels a narrower model keeps.
+
+Papers agree on "ratio times channels" and differ in the rounding; the difference is visible:
+a sixth of PreResNet-20 is (3, 6, 11) channels in HeteroFL, which rounds up, and (2, 5, 10) in
+SplitMix, which rounds down. So the rule has a name and every width in sizewise comes from here.
+"""
+
+import math
+
+from sizewise.errors import ModelError
+
+RULES = ("floor", "floor_min1", "ceil")
+
+# Ratios are often built in floating point: 5 * (3 * 0.2) is 3.0000000000000004, which must not
+# round up to 4, and 10 * (0.7 / 0.1) is 69.99999999999999, which must not round down to 69.
+_GUARD = 1e-9
+
+
+def scaled(channels: int, ratio: float, rule: str = "floor") -> int:
+    """Return how many of a layer's channels are kept at a width ratio.
+
+    Args:
+        channels: Channels of the layer at ratio 1.
+        ratio: Fraction of the channels to keep; above 1 widens.
+        rule: `"floor"` rounds down and refuses to keep nothing (SLT, SplitMix); `"floor_min1"`
+            rounds down but keeps at least one channel (SLT's narrow head); `"ceil"` rounds up
+            (HeteroFL, FedRolex, FjORD, NeFL).
+
+    Raises:
+        ModelError: The rule is unknown, the ratio is not positive, or no channel would be left.
+    """
+    _check_ratio(ratio)
+    if channels < 1:
+        raise ModelError(f"a layer has at least one channel; {channels} came")
+    if rule not in RULES:
+        raise ModelError(f"the width rounding is one of {', '.join(RULES)}; {rule!r} came")
+    if rule == "ceil":
+        return max(math.ceil(channels * ratio - _GUARD), 1)
+    kept = math.floor(channels * ratio + _GUARD)
+    if kept == 0 and rule == "floor":
+        raise ModelError(
+            f"width {ratio:g} leaves none of {channels} channels; use a width of at least "
+            f"{1 / channels:.3g}, or rounding 'ceil' or 'floor_min1'"
+        )
+    return max(kept, 1)
+
+
+def scaled_growth(channels: int, growth: int, ratio: float, rule: str = "floor") -> int:
+    """Return the new channels a dense layer adds to its input at a width ratio.
+
+    It is a difference of running totals, not `scaled(growth)`, so that the sum over layers is the
+    scaled sum: the input of every later layer then has exactly `scaled(total)` channels.
+
+    Args:
+        channels: Input channels of the dense layer at ratio 1.
+        growth: New channels of the dense layer at ratio 1.
+        ratio: Fraction of the channels to keep.
+        rule: As in `scaled`.
+
+    Raises:
+        ModelError: As `scaled`, or the layer would add no channel.
+    """
+    kept = scaled(channels + growth, ratio, rule) - scaled(channels, ratio, rule)
+    if kept == 0:
+        raise ModelError(
+            f"width {ratio:g} leaves none of the {growth} channels that a dense layer adds; "
+            f"use a width of at least {1 / growth:.3g}"
+        )
+    return kept
+
+
+def scaled_to_heads(dim: int, ratio: float, heads: int) -> int:
+    """Return the width of an attention embedding at a ratio; as many heads, each of them thinner.
+
+    Args:
+        dim: Embedding width at ratio 1.
+        ratio: Fraction of the width to keep.
+        heads: Number of attention heads; the result is a multiple of it.
+
+    Raises:
+        ModelError: The ratio is not positive.
+    """
+    _check_ratio(ratio)
+    return max(math.ceil(dim * ratio / heads - _GUARD), 1) * heads
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0 < ratio < math.inf:
+        raise ModelError(f"a width ratio is a positive number such as 0.25; {ratio} came")
