@@ -11,7 +11,7 @@ from sizewise.training import Loss, freeze
 _SAMPLES = 2  # Batch norm refuses to train on a single value per channel.
 
 
-def flops_per_sample(
+def per_sample(
     module: nn.Module, image: tuple[int, int, int], loss: Loss, trainable: tuple[str, ...] | None
 ) -> int:
     """Return the FLOPs of one training sample, forward and backward.

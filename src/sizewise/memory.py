@@ -11,8 +11,6 @@ the same on every machine, and `predict` gives exactly what a `Meter` around the
 """
 
 import copy
-import math
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,14 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 from torch.utils._pytree import tree_map
 
 from sizewise.errors import ModelError
-from sizewise.meter import Meter, OutOfBudget, Trackable, tensors_of
+from sizewise.ledger import Footprint, Ledger
+from sizewise.meter import Meter, OutOfBudget
+from sizewise.step import training_step
 
-__all__ = ["Footprint", "Meter", "OutOfBudget", "predict", "training_step"]
+__all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
 
 Step = Callable[..., object]
 """Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
@@ -37,68 +36,12 @@ Step = Callable[..., object]
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What is alive at the most expensive moment of a step, in bytes; the parts sum to the peak.
-
-    Attributes:
-        parameters: Parameters and buffers, and the received values a proximal step compares with.
-        batch: Inputs and targets.
-        gradients: Gradients that exist at that moment: few when the backward pass begins.
-        optimizer_state: Momentum and the like, as they are from the second step on.
-        activations: What the forward pass keeps for the backward pass.
-        workspace: Temporaries.
-        peak: The sum.
-    """
-
-    parameters: int
-    batch: int
-    gradients: int
-    optimizer_state: int
-    activations: int
-    workspace: int
-    peak: int
-
-
-def training_step(
-    module: nn.Module,
-    optimizer: Optimizer,
-    inputs: Any,
-    targets: Any,
-    *,
-    forward: Callable[[nn.Module, Any], Any] | None = None,
-    loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
-    clip: float | None = None,
-) -> Tensor:
-    """Take one optimiser step and return the loss, detached.
-
-    Args:
-        module: What is trained, or what holds all networks that take part.
-        optimizer: Over the parameters that learn.
-        inputs: What the forward pass takes, e.g. images (B, C, H, W).
-        targets: What the loss compares with, e.g. labels (B,).
-        forward: From module and inputs to outputs; default: the module's own call.
-        loss: From outputs and targets to a scalar.
-        clip: Largest global norm of the gradient.
-    """
-    # Before the forward pass and to None: old gradients must not be alive beside activations.
-    optimizer.zero_grad(set_to_none=True)
-    outputs = module(inputs) if forward is None else forward(module, inputs)
-    value = loss(outputs, targets)
-    del outputs
-    value.backward()  # type: ignore[no-untyped-call]
-    if clip is not None:
-        nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip)
-    optimizer.step()
-    return value.detach()
-
-
 def predict(
     module: nn.Module,
     inputs: Any,
     targets: Any = None,
     *,
-    optimizer: OptimizerFactory = partial(SGD, lr=0.1),
+    optimizer: OptimizerFactory = SGD,
     trainable: Collection[str] | None = None,
     step: Step = training_step,
     anchored: bool = False,
@@ -183,12 +126,12 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
     """Return a value that is equal for modules, steps and batches that need the same bytes."""
     if isinstance(value, Tensor | nn.Module):
         # The number tells tied weights and shared layers from equal ones.
-        number = seen.setdefault(id(value), len(seen))
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
         if isinstance(value, Tensor):
-            return number, value.dtype, value.shape, value.stride()
-        if number < len(seen) - 1:
-            return number
-        return number, type(value), _fingerprint(vars(value), seen)
+            return value.dtype, value.shape, value.stride()
+        return type(value), _fingerprint(vars(value), seen)
     if isinstance(value, partial):
         return _fingerprint((value.func, value.args, value.keywords), seen)
     if isinstance(value, Mapping):
@@ -209,7 +152,8 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Footpr
             return _simulate(module, learning, spec, mode, _same_shape)
         except RuntimeError:
             pass  # it looks at its data; or it cannot run at all, and will say so again now
-    return _simulate(module, learning, spec, nullcontext(), _same_data)
+    with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
+        return _simulate(module, learning, spec, nullcontext(), _same_data)
 
 
 def _same_shape(tensor: Tensor) -> Tensor:
@@ -235,7 +179,7 @@ def _simulate(
             memo[id(parameter)] = nn.Parameter(same(parameter), requires_grad=name in learning)
     # Outside the mode, so that a tensor which is neither parameter nor buffer stays a constant.
     twin = copy.deepcopy(module, memo).train(spec.training)
-    ledger = _Ledger()
+    ledger = Ledger()
     ledger.record("parameters", twin)
     ledger.record("batch", batch)
     if not spec.training:
@@ -259,7 +203,7 @@ class _StandIn(Optimizer):
     every device, and take a tenth of the time that they would take on fake tensors.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], ledger: "_Ledger") -> None:
+    def __init__(self, parameters: list[nn.Parameter], ledger: Ledger) -> None:
         super().__init__(parameters, {})
         self.ledger = ledger
         self.moved: set[int] = set()
@@ -290,76 +234,3 @@ def _optimizer_bytes(
         before = meter.live
         optimizer.step()
         return state, meter.peak - before
-
-
-@dataclass
-class _Life:
-    """A storage: what it was for, its bytes, and when it lived."""
-
-    label: str
-    size: int
-    born: int
-    died: float = math.inf
-
-
-class _Ledger(Meter):
-    """A meter that remembers the life of every storage, so that the peak can be explained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = 0
-        self.optimizer_moments: list[int] = []
-        self._lives: list[_Life] = []
-        self._alive: dict[int, _Life] = {}
-        self._peak_moment = 0
-        self._backward = -1
-
-    def record(self, label: str, things: Trackable) -> None:
-        """Say what tensors are for."""
-        self.track(things)
-        for tensor in tensors_of(things):
-            self._alive[tensor.untyped_storage()._cdata].label = label
-
-    def footprint(self, state: int = 0, transient: int = 0) -> Footprint:
-        """Explain the peak, given the bytes of the optimiser's state and of its temporaries."""
-        parts = self._explain(self._peak_moment)
-        for moment in self.optimizer_moments:
-            then = self._explain(moment)
-            then["workspace"] += transient
-            parts = max(parts, then, key=Counter.total)
-        parts["optimizer_state"] = state
-        names = ("parameters", "batch", "gradients", "optimizer_state", "activations", "workspace")
-        return Footprint(*(parts[name] for name in names), peak=parts.total())
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Label what is alive when a backward pass begins, then count as usual."""
-        backward = torch._C._current_graph_task_id()
-        if backward not in (-1, self._backward):
-            self._backward = backward
-            for life in self._alive.values():
-                if life.label == "workspace":
-                    life.label = "activations"
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _explain(self, moment: int) -> Counter[str]:
-        parts: Counter[str] = Counter()
-        for life in self._lives:
-            if life.born <= moment < life.died:
-                parts[life.label] += life.size
-        return parts
-
-    def _grown(self, key: int, size: int) -> None:
-        self.clock += 1
-        if key in self._alive:
-            self._alive[key].size = size
-        else:
-            self._alive[key] = _Life("workspace", size, self.clock)
-            self._lives.append(self._alive[key])
-        if self.live > self.peak:
-            self._peak_moment = self.clock
-        super()._grown(key, size)
-
-    def _forget(self, key: int) -> None:
-        super()._forget(key)
-        self.clock += 1
-        self._alive.pop(key).died = self.clock

@@ -1,14 +1,16 @@
 """A meter for the bytes of live tensors, and the simulated out-of-memory it can raise.
 
-with Meter(budget=20_000_000) as meter:
-    meter.track(model, optimizer, images, labels)
-    step(model, optimizer, images, labels)
-print(meter.peak)
+Used like this:
+
+    with Meter(budget=20_000_000) as meter:
+        meter.track(model, optimizer, images, labels)
+        training_step(model, optimizer, images, labels)
+    print(meter.peak)
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -51,7 +53,7 @@ class OutOfBudget(SizewiseError):
         )
 
 
-class Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of live tensor storages while it is entered, real, fake or meta alike.
 
     It sees what operations return, so whatever is alive beforehand has to be given to `track`.
@@ -65,7 +67,7 @@ class Meter(TorchDispatchMode):
     """
 
     def __init__(self, budget: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.budget = budget
         self.live = 0
         self.peak = 0
@@ -81,14 +83,14 @@ class Meter(TorchDispatchMode):
             for tensor in tensors_of(thing):
                 self._count(tensor, "track")
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> Self:
         if self._layers is not None:
             self._layers.watch()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if self._layers is not None:
             self._layers.rest()
         # Dropping a weak reference drops its callback with it: nothing is left behind.
@@ -166,9 +168,9 @@ class _Layers:
     def current(self) -> str:
         if self._stack:
             return self._stack[-1][0]
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()  # None outside a backward pass
         if node is None:
-            return "no layer (before the model, its loss or the optimiser)"
+            return "no layer"
         number = node._sequence_nr()
         for first, end, name in self._spans:
             if first <= number < end:
@@ -177,11 +179,11 @@ class _Layers:
 
     def _enter(self, module: nn.Module, args: object) -> None:
         name = self._names.get(module, type(module).__name__)
-        self._stack.append((name, torch.autograd._get_sequence_nr()))
+        self._stack.append((name, torch._C._autograd._get_sequence_nr()))
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         name, first = self._stack.pop()
-        self._spans.append((first, torch.autograd._get_sequence_nr(), name))
+        self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sizewise import memory, norms, rng, server_optim, training
+from sizewise import flops, memory, norms, rng, server_optim, training
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
 from sizewise.memory import Footprint, Meter
@@ -44,11 +44,12 @@ class Method:
 
     def __init__(self, task: Task, options: Any = None) -> None:
         self.task = task
-        self.options = options if options is not None else self.Options()
+        self.options: Any = self.Options() if options is None else options
         self.main = Piece()
         # Working copies and figures that depend on shapes only: caches, never results.
         self._modules: dict[str, nn.Module] = {}
         self._footprints: dict[tuple[object, ...], Footprint] = {}
+        self._flops: dict[tuple[object, ...], int] = {}
         self._metered: dict[tuple[object, ...], int] = {}
 
     # ---- the server, before the first round
@@ -75,7 +76,9 @@ class Method:
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Return what a device does in a round; raise BudgetTooSmall if it can do nothing."""
         stages = self.stages(round_index)
-        return self.affordable(Plan(device.id, round_index, device.group, self.main, stages), device)
+        return self.affordable(
+            Plan(device.id, round_index, device.group, self.main, stages), device
+        )
 
     def stages(self, round_index: int) -> tuple[Stage, ...]:
         """Return the stages of a device that trains everything at once."""
@@ -104,6 +107,14 @@ class Method:
                 trainable=stage.trainable,
             )
         return self._footprints[key]
+
+    def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
+        """Return the FLOPs of training on one sample in a stage."""
+        key = (piece.size, stage.trainable, stage.name)
+        if key not in self._flops:
+            module = self.module(piece)
+            self._flops[key] = flops.per_sample(module, self.task.image, self.loss, stage.trainable)
+        return self._flops[key]
 
     def view(self, piece: Piece) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""

@@ -1,15 +1,15 @@
 """Policies for batch norm, by name (METHODS 2.4).
 
-| policy            | statistics in training | statistics in evaluation      | server keeps per size |
-|-------------------|------------------------|-------------------------------|-----------------------|
-| `batch`           | of the batch           | of the batch                  | nothing               |
-| `sbn`             | of the batch           | recalibrated on training data | nothing               |
-| `tracked`         | of the batch           | running, merged like weights  | nothing               |
-| `per_width_stats` | of the batch           | running, merged like weights  | running statistics    |
-| `per_submodel`    | of the batch           | running, merged like weights  | statistics and affine |
+| policy            | evaluates with                | kept once for each size |
+|-------------------|-------------------------------|-------------------------|
+| `batch`           | statistics of the test batch  | nothing                 |
+| `sbn`             | recalibrated on training data | nothing                 |
+| `tracked`         | running, merged like weights  | nothing                 |
+| `per_width_stats` | running, merged like weights  | statistics              |
+| `per_submodel`    | running, merged like weights  | statistics and affine   |
 
-Silent differences here are behind most "cannot reproduce" threads of the field, so the policy is
-part of the recipe and is named in every report.
+All train with the statistics of the batch. Silent differences here are behind most "cannot
+reproduce" threads of the field, so the policy is part of the recipe and named in every report.
 """
 
 from collections.abc import Iterable, Iterator

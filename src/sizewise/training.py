@@ -52,8 +52,9 @@ class Shard:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one shuffled pass over the data as float images (B, C, H, W) and labels (B,)."""
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
-        for rows in order.split(size):
-            if drop_last and len(rows) < size:
+        for rows in torch.split(order, size):
+            # Batch norm cannot train on a single sample, so one left over is passed by.
+            if len(rows) < size and (drop_last or (len(rows) == 1 and len(order) > 1)):
                 return
             yield self.transform(self.images[rows], generator), self.labels[rows]
 
@@ -208,9 +209,7 @@ def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
     Frozen tensors are left out: they are not sent and do not count as covered.
     """
     parameters = dict(module.named_parameters())
-    learned = {
-        name for stage in stages for name in parameters if learns(name, stage.trainable)
-    }
+    learned = {name for stage in stages for name in parameters if learns(name, stage.trainable)}
     holders = {name.rpartition(".")[0] for name in learned}
     return {
         name: tensor.detach().clone()

@@ -1,9 +1,9 @@
 """Views: where a device's tensors live among the server's tensors.
 
 A view maps each tensor that a device holds to a slot: a server tensor and, for each dimension,
-which entries of it. `cut` reads a device's tensors through a view; `merge` writes them back through the
-same view. Everything that methods do to a model (narrow it, drop blocks, keep some tensors apart
-for each size) is a choice of slots.
+which entries of it. `cut` reads a device's tensors through a view; `merge` writes them back through
+the same view. Everything that methods do to a model (narrow it, drop blocks, keep some tensors
+apart for each size) is a choice of slots.
 """
 
 from collections.abc import Mapping

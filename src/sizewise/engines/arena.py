@@ -21,8 +21,10 @@ Layout = dict[str, tuple[str, list[int], int]]
 _ALIGNMENT = 64
 _TYPES = {
     str(kind).removeprefix("torch."): kind
-    for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    + (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+    for kind in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
 }
 
 

@@ -78,7 +78,7 @@ class PoolEngine:
             theirs.append(other)
         arenas = [self._state, self._data, *(worker.outbox for worker in self._workers)]
         inherited = [arena.descriptor for arena in arenas] + [s.fileno() for s in theirs]
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
             [sys.executable, "-m", "sizewise.engines.worker", *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
@@ -115,7 +115,7 @@ class PoolEngine:
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
         self._publish(state)
-        idle, busy = list(self._workers), dict[Connection, tuple[_Worker, int]]()
+        idle, busy = list(self._workers), dict[object, tuple[_Worker, int]]()
         waiting: dict[int, Outcome] = {}
         sent = given = 0
         while given < len(plans):
@@ -125,8 +125,8 @@ class PoolEngine:
                 worker.send({"train": plain(plans[sent])})
                 busy[worker.connection] = (worker, sent)
                 sent += 1
-            for connection in wait(list(busy)):
-                worker, number = busy.pop(connection)  # type: ignore[arg-type]
+            for connection in wait([worker.connection for worker, _ in busy.values()]):
+                worker, number = busy.pop(connection)
                 waiting[number] = _outcome(worker, plans[number])
                 idle.append(worker)
             while given in waiting:
@@ -171,4 +171,4 @@ def _outcome(worker: _Worker, plan: Plan) -> Outcome:
     for path, tensor in worker.outbox.read(reply["layout"]).items():
         part, _, name = path.partition("/")
         parts[part][name] = tensor.clone()
-    return Update(plan=plan, **parts, **reply["facts"])
+    return Update(plan, parts["tensors"], memory=parts["memory"], **reply["facts"])

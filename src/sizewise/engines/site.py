@@ -63,9 +63,8 @@ class Site:
         transform = Transform("none", data.mean, data.std)
         module = self.method.deploy(state)[size]()
         if recipe.norm == "sbn":
-            order = torch.arange(len(data.train_labels)).split(recipe.eval_batch)
-            module = norms.recalibrate(
-                copy.deepcopy(module), (transform(data.train_images[r], None) for r in order)
-            )
+            batches_of_all = torch.split(data.train_images, recipe.eval_batch)
+            inputs = (transform(images, None) for images in batches_of_all)
+            module = norms.recalibrate(copy.deepcopy(module), inputs)
         images, labels = data.test_images, data.test_labels
         return evaluation.score(module, images, labels, transform, recipe.eval_batch, batches)

@@ -39,17 +39,21 @@ class Worker:
     def answer(self, message: Message) -> Message | None:
         """Do what a message asks for; None when no reply is expected."""
         ((kind, content),) = message.items()
+        if kind in ("train", "evaluate"):
+            return self._train(content) if kind == "train" else self._evaluate(content)
         if kind == "open":
-            return self._open(content)
-        if kind == "state":
-            return self._see(content)
-        return self._train(content) if kind == "train" else self._evaluate(content)
+            self._open(content)
+        else:
+            self._see(content)
+        return None
 
     def _open(self, content: Message) -> None:
         # A user's own model or method must be importable here as it was in the main process.
         sys.path.extend(entry for entry in content["path"] if entry not in sys.path)
-        facts = {k: tuple(v) if isinstance(v, list) else v for k, v in content["dataset"].items()}
-        dataset = Dataset(**self._data_arena.read(content["layout"]), **facts)
+        parts: Message = dict(self._data_arena.read(content["layout"]))
+        for name, value in content["dataset"].items():
+            parts[name] = tuple(value) if isinstance(value, list) else value
+        dataset = Dataset(**parts)
         method = configs.make_method(configs.from_dict(content["config"]), dataset)
         self._site = Site(method, dataset, load_partition(content["partition"]))
 

@@ -44,7 +44,8 @@ def _only_method(where: str, found: dict[str, object]) -> "type[Method]":
     from sizewise.method import Method
 
     for value in found.values():
-        if inspect.isclass(value) and issubclass(value, Method) and value is not Method:
-            if ":" in where or value.__module__ == where:
-                return value
+        is_method = inspect.isclass(value) and issubclass(value, Method) and value is not Method
+        # A file may import the method that it builds on; its own is the one it defines.
+        if is_method and (":" in where or value.__module__ == where):
+            return value  # type: ignore[return-value]
     raise ConfigError(f"{where!r} holds no class derived from sizewise.Method; add one")

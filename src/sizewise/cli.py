@@ -1,0 +1,135 @@
+"""The command line. Progress and logs go to stderr; results go to stdout."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sizewise.errors import SizewiseError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from sizewise.federation import Federation
+
+# Heavy modules are imported inside the commands: `sizewise list` and `--help` answer at once.
+
+app = typer.Typer(
+    help="Federated learning for devices of every size: budgets in bytes, one model.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Default: the embedded config.")
+]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value: recipe.lr=0.05.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on stdout.")]
+
+INTERRUPTED = 130
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    overrides: Overrides = [],  # noqa: B006  (typer copies it)
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train: one run, in a folder of its own."""
+    from sizewise import config as configs
+    from sizewise import session
+
+    _train(session.started(configs.load(config, overrides), out), as_json)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")], as_json: AsJson = False
+) -> None:
+    """Go on with a run that was stopped, from its last durable round."""
+    from sizewise import session
+
+    _train(session.resumed(run_dir), as_json)
+
+
+@app.command()
+def plan(
+    config: ConfigFile = None,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Show what each device class would train, and what it costs; train nothing."""
+    from sizewise import config as configs
+    from sizewise import preview
+    from sizewise.report import tables
+
+    rows = preview.rows(configs.load(config, overrides))
+    if as_json:
+        print(json.dumps({"classes": rows}))
+    else:
+        tables.show_plan(rows)
+
+
+@app.command(name="list")
+def list_names(
+    what: Annotated[
+        Literal["methods", "models", "datasets", "partitions", "scenarios"], typer.Argument()
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List what a config can name."""
+    from sizewise import catalogue
+
+    names = catalogue.names(what)
+    if as_json:
+        print(json.dumps(names))
+        return
+    width = max(map(len, names))
+    for name, description in names.items():
+        print(f"{name:<{width}}  {description}")
+
+
+def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None:
+    """Run a federation with a progress line, then print its result."""
+    from sizewise.report import progress, tables
+
+    with opening as federation:
+        tables.announce(federation)
+        try:
+            with progress.Progress(federation.config.rounds) as bar:
+                result: Mapping[str, Any] = federation.run(bar.update)
+        except KeyboardInterrupt:
+            path = federation.folder.path
+            print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(result))
+    else:
+        tables.show_result(result)
+
+
+def main() -> None:
+    """Run the command line; errors that a user can cause end in one sentence, not a traceback."""
+    # One thread: batches are small, and numpy's own threads would only get in the way.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        app()
+    except SizewiseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

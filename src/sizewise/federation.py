@@ -1,0 +1,227 @@
+"""The federation: the round loop. The place to start reading.
+
+config --> fleet, method, data, engine
+each round:  fleet.sample --> method.plan --> engine.train --> method.merge --> evaluate, save
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sizewise.config import Config
+from sizewise.engines import Engine
+from sizewise.errors import BudgetTooSmall, NobodyCanTrain, UpdateRefused
+from sizewise.fleet import Fleet
+from sizewise.method import Method
+from sizewise.plan import Plan, Refusal, Update
+from sizewise.run import RunFolder, Totals
+from sizewise.state import State, sha256
+from sizewise.structure import plain
+from sizewise.view import check, cut, size_in_bytes
+
+Observer = Callable[[Mapping[str, Any], Totals], None]
+"""Called after each round with its line of the history and the totals."""
+
+
+@dataclass
+class RoundLog:
+    """What happened in one round, gathered while its updates stream past."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    remembered: list[Update] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A run: a method, a fleet, an engine that does the devices' work, a folder for the results."""
+
+    config: Config
+    method: Method
+    fleet: Fleet
+    engine: Engine
+    folder: RunFolder
+
+    def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
+        """Train from the newest durable round to the last, and return the result."""
+        state, totals = self.folder.restore() or (self.method.setup(), Totals())
+        for round_index in range(totals.rounds, self.config.rounds):
+            state, totals, line = self.round(state, totals, round_index)
+            observe(line, totals)
+        result = self.result(state, totals)
+        self.folder.finish(state, result)
+        return result
+
+    def round(
+        self, state: State, totals: Totals, round_index: int
+    ) -> tuple[State, Totals, dict[str, Any]]:
+        """Do one round and make it durable."""
+        start, log = time.perf_counter(), RoundLog()
+        plans = list(self.plans(state, round_index, log))
+        state = self.method.merge(state, self.updates(state, plans, log))
+        state = self.folder.remember(state, log.remembered)
+        totals = add_up(totals, log.lines)
+        line = {"round": round_index + 1, **summary(log.lines)}
+        if (round_index + 1) % self.config.recipe.eval_every == 0 or (
+            round_index + 1 == self.config.rounds
+        ):
+            scores = self.engine.evaluate(state)
+            sizes = {size: score.accuracy for size, score in scores.items()}
+            totals = replace(totals, accuracy=self.method.headline(sizes), sizes=sizes)
+            losses = {size: score.loss for size, score in scores.items()}
+            line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
+        seconds = time.perf_counter() - start
+        totals = replace(totals, rounds=round_index + 1, seconds=totals.seconds + seconds)
+        line["seconds"] = seconds
+        self.folder.log(log.lines, line)
+        self.folder.save(state, totals)
+        return state, totals, line
+
+    def plans(self, state: State, round_index: int, log: RoundLog) -> Iterator[Plan]:
+        """Yield the plans of the devices sampled for a round; note those that cannot take part."""
+        for device in self.fleet.sample(self.config.seed, round_index):
+            try:
+                yield self.method.plan(state, device, round_index)
+            except BudgetTooSmall as error:
+                refusal = Refusal(device.id, round_index, device.group, str(error))
+                log.lines.append(refusal_line(refusal))
+
+    def updates(self, state: State, plans: list[Plan], log: RoundLog) -> Iterator[Update]:
+        """Yield the updates of a round that may be merged, in the order of the plans."""
+        for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
+            if isinstance(outcome, Update):
+                view = self.method.view(plan.piece)
+                try:
+                    check(outcome.tensors, view, state.tensors)
+                except UpdateRefused as error:
+                    outcome = Refusal(plan.device, plan.round, plan.group, str(error))
+            if isinstance(outcome, Refusal):
+                log.lines.append(refusal_line(outcome))
+                continue
+            down = size_in_bytes(cut(state.tensors, view))
+            log.lines.append(update_line(outcome, down, self.flops(outcome)))
+            if outcome.memory:
+                log.remembered.append(replace(outcome, tensors={}))
+            yield outcome
+
+    def flops(self, update: Update) -> int:
+        """Return what an update cost its device in floating-point operations."""
+        plan, recipe = update.plan, self.config.recipe
+        samples = min(update.samples, (recipe.max_steps or update.steps) * recipe.batch)
+        return sum(
+            self.method.flops_per_sample(plan.piece, stage) * stage.epochs * samples
+            for stage in plan.stages
+        )
+
+    def result(self, state: State, totals: Totals) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        budgets = {device.group: device.memory for device, _, _ in self.fleet.classes()}
+        return {
+            "accuracy": totals.accuracy,
+            "sizes": dict(totals.sizes),
+            "rounds": totals.rounds,
+            "bytes_up": totals.bytes_up,
+            "bytes_down": totals.bytes_down,
+            "peak_bytes": {group: totals.peak_bytes.get(group) for group in budgets},
+            "budget_bytes": budgets,
+            "flops": totals.flops,
+            "seconds": round(totals.seconds, 3),
+            "refused": [dict(refusal) for refusal in totals.refused],
+            "state_sha256": sha256(state.tensors),
+            "run_dir": str(self.folder.path),
+        }
+
+
+def check_fleet(method: Method, fleet: Fleet) -> None:
+    """Raise NobodyCanTrain unless some device class can take part."""
+    state, refusals = method.setup(), []
+    for device, round_index, _ in fleet.classes():
+        try:
+            method.plan(state, device, round_index)
+        except BudgetTooSmall as error:
+            refusals.append(error)
+        else:
+            return
+    raise NobodyCanTrain(
+        f"no device can take part: the largest budget is "
+        f"{max(refusal.budget for refusal in refusals):,} bytes and the method needs at least "
+        f"{min(refusal.needed for refusal in refusals):,}; "
+        f"raise a budget, or choose a smaller model, batch or method"
+    )
+
+
+def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:
+    """Return the line of `updates.jsonl` for an update."""
+    plan = update.plan
+    return {
+        "round": plan.round + 1,
+        "device": plan.device,
+        "group": plan.group,
+        "size": plan.piece.size,
+        "cut": plain(plan.piece.cut),
+        "stages": [stage.name for stage in plan.stages],
+        "budget": plan.budget,
+        "predicted": plan.predicted,
+        "peak_bytes": update.peak_bytes,
+        "bytes_down": bytes_down,
+        "bytes_up": size_in_bytes(update.tensors),
+        "samples": update.samples,
+        "steps": update.steps,
+        "flops": flops,
+        "loss": update.loss,
+        "seconds": round(update.seconds, 6),
+        "refused": None,
+    }
+
+
+def refusal_line(refusal: Refusal) -> dict[str, Any]:
+    """Return the line of `updates.jsonl` for a device that did not take part."""
+    return {
+        "round": refusal.round + 1,
+        "device": refusal.device,
+        "group": refusal.group,
+        "refused": refusal.reason,
+    }
+
+
+def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums and means of a round's updates."""
+    merged = [line for line in lines if line["refused"] is None]
+    samples = sum(line["samples"] for line in merged)
+    loss = sum(line["loss"] * line["samples"] for line in merged)
+    return {
+        "devices": len(merged),
+        "refused": sum(line["refused"] is not None for line in lines),
+        "train_loss": loss / samples if samples else None,
+        **{key: sum(line[key] for line in merged) for key in ("bytes_up", "bytes_down", "flops")},
+    }
+
+
+def add_up(totals: Totals, lines: Iterable[Mapping[str, Any]]) -> Totals:
+    """Return the totals with a round's lines added."""
+    lines = list(lines)
+    sums = summary(lines)
+    peaks = dict(totals.peak_bytes)
+    refused = {(r["group"], r["reason"]): dict(r) for r in totals.refused}
+    for line in lines:
+        group, reason = line["group"], line["refused"]
+        if reason is None:
+            peaks[group] = max(peaks.get(group, 0), line["peak_bytes"] or 0)
+            continue
+        blank = {"group": group, "reason": reason, "times": 0, "devices": []}
+        entry = refused.setdefault((group, reason), blank)
+        entry["times"] += 1
+        if line["device"] not in entry["devices"] and len(entry["devices"]) < SHOWN_REFUSED:
+            entry["devices"] = sorted([*entry["devices"], line["device"]])
+    return replace(
+        totals,
+        bytes_up=totals.bytes_up + sums["bytes_up"],
+        bytes_down=totals.bytes_down + sums["bytes_down"],
+        flops=totals.flops + sums["flops"],
+        peak_bytes=peaks,
+        refused=tuple(refused.values()),
+    )
+
+
+SHOWN_REFUSED = 10
+"""Devices named in a result for each reason to refuse; the logs name them all."""

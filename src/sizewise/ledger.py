@@ -1,0 +1,106 @@
+"""A meter that can explain its peak: which bytes were alive at that moment, and what for."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from sizewise.meter import Meter, Trackable, tensors_of
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What is alive at the most expensive moment of a step, in bytes; the parts sum to the peak.
+
+    Attributes:
+        parameters: Parameters and buffers, and the received values a proximal step compares with.
+        batch: Inputs and targets.
+        gradients: Gradients that exist at that moment: few when the backward pass begins.
+        optimizer_state: Momentum and the like, as they are from the second step on.
+        activations: What the forward pass keeps for the backward pass.
+        workspace: Temporaries.
+        peak: The sum.
+    """
+
+    parameters: int
+    batch: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+    workspace: int
+    peak: int
+
+
+@dataclass
+class _Life:
+    """A storage: what it was for, its bytes, and when it lived."""
+
+    label: str
+    size: int
+    born: int
+    died: float = math.inf
+
+
+class Ledger(Meter):  # type: ignore[no-untyped-call]
+    """A meter that remembers the life of every storage, so that the peak can be explained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0
+        self.optimizer_moments: list[int] = []
+        self._lives: list[_Life] = []
+        self._alive: dict[int, _Life] = {}
+        self._peak_moment = 0
+        self._backward = -1
+
+    def record(self, label: str, things: Trackable) -> None:
+        """Say what tensors are for."""
+        self.track(things)
+        for tensor in tensors_of(things):
+            self._alive[tensor.untyped_storage()._cdata].label = label
+
+    def footprint(self, state: int = 0, transient: int = 0) -> Footprint:
+        """Explain the peak, given the bytes of the optimiser's state and of its temporaries."""
+        parts = self._explain(self._peak_moment)
+        for moment in self.optimizer_moments:
+            then = self._explain(moment)
+            then["workspace"] += transient
+            parts = max(parts, then, key=Counter.total)
+        parts["optimizer_state"] = state
+        parts["peak"] = parts.total()
+        return Footprint(**{field.name: parts[field.name] for field in fields(Footprint)})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Label what is alive when a backward pass begins, then count as usual."""
+        backward = torch._C._current_graph_task_id()
+        if backward not in (-1, self._backward):
+            self._backward = backward
+            for life in self._alive.values():
+                if life.label == "workspace":
+                    life.label = "activations"
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _explain(self, moment: int) -> Counter[str]:
+        parts: Counter[str] = Counter()
+        for life in self._lives:
+            if life.born <= moment < life.died:
+                parts[life.label] += life.size
+        return parts
+
+    def _grown(self, key: int, size: int) -> None:
+        self.clock += 1
+        if key in self._alive:
+            self._alive[key].size = size
+        else:
+            self._alive[key] = _Life("workspace", size, self.clock)
+            self._lives.append(self._alive[key])
+        if self.live > self.peak:
+            self._peak_moment = self.clock
+        super()._grown(key, size)
+
+    def _forget(self, key: int) -> None:
+        super()._forget(key)
+        self.clock += 1
+        self._alive.pop(key).died = self.clock

@@ -1,0 +1,51 @@
+"""The progress line: round, accuracy, bytes, peak memory, time left. Silent without a terminal."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from sizewise.run import Totals
+from sizewise.structure import format_bytes
+
+
+class Progress:
+    """A line on stderr that follows a run."""
+
+    def __init__(self, rounds: int) -> None:
+        console = Console(stderr=True)
+        self._bar = Bar(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("rounds", total=rounds, facts="starting")
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, line: Mapping[str, Any], totals: Totals) -> None:
+        """Show the state after a round."""
+        facts = []
+        if totals.accuracy is not None:
+            facts.append(f"accuracy {totals.accuracy:.1%}")
+        facts.append(f"sent {format_bytes(totals.bytes_up + totals.bytes_down)}")
+        if totals.peak_bytes:
+            facts.append(f"peak {format_bytes(max(totals.peak_bytes.values()))}")
+        self._bar.update(self._task, completed=line["round"], facts=", ".join(facts))

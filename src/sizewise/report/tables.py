@@ -1,0 +1,77 @@
+"""Tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sizewise.federation import Federation
+from sizewise.structure import format_bytes
+
+
+def announce(federation: Federation) -> None:
+    """Say on stderr what is about to happen, and what the method lets out of a device."""
+    config, method = federation.config, federation.method
+    disclosed = ", ".join(sorted(method.discloses)) or "nothing"
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"{config.method.name} on {config.data.name} ({config.data.partition}), "
+        f"{config.model.name}, {federation.fleet.total:,} devices, {config.fleet.per_round} a "
+        f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
+        f"run folder {federation.folder.path}"
+    )
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """Print a finished run: its models, its device classes, who was refused."""
+    console = Console(highlight=False)
+    table = Table(title=f"after {result['rounds']} rounds", title_justify="left")
+    table.add_column("device class")
+    table.add_column("budget", justify="right")
+    table.add_column("metered peak", justify="right")
+    table.add_column("share of budget", justify="right")
+    for group, budget in result["budget_bytes"].items():
+        peak = result["peak_bytes"][group]
+        share = f"{peak / budget:.0%}" if peak and budget else ""
+        table.add_row(group, _bytes(budget, "unlimited"), _bytes(peak, "did not train"), share)
+    console.print(table)
+    sizes = list(result["sizes"].items())
+    if len(sizes) > 1:
+        shown = ", ".join(f"{size} {accuracy:.1%}" for size, accuracy in sizes[:12])
+        console.print(f"by size   {shown}{' ...' if len(sizes) > 12 else ''}")
+    for refusal in result["refused"]:
+        who = f"{refusal['group']} devices (e.g. {refusal['devices'][0]})"
+        console.print(f"refused   {who}, {refusal['times']} times: {refusal['reason']}")
+    accuracy = result["accuracy"]
+    console.print(f"accuracy  {accuracy:.1%}" if accuracy is not None else "accuracy  unknown")
+    up, down = format_bytes(result["bytes_up"]), format_bytes(result["bytes_down"])
+    console.print(f"sent      {up} up, {down} down, {result['flops']:.3g} FLOPs on devices")
+    console.print(f"time      {result['seconds']:.1f} s")
+    console.print(f"folder    {result['run_dir']}", soft_wrap=True)
+
+
+def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what each device class would train."""
+    table = Table()
+    for name in ("device class", "devices", "trains"):
+        table.add_column(name)
+    for name in ("budget", "predicted peak", "down", "up", "steps", "FLOPs a round"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        head = (row["group"], f"{row['devices']:,}")
+        budget = _bytes(row["budget"], "unlimited")
+        if row["refused"]:
+            table.add_row(*head, "cannot take part", budget, _bytes(row["predicted"], ""))
+            continue
+        sent = (format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]))
+        work = (f"{row['steps']:,}", f"{row['flops']:.3g}")
+        table.add_row(*head, row["size"], budget, _bytes(row["predicted"], ""), *sent, *work)
+    console = Console(highlight=False)
+    console.print(table)
+    for row in rows:
+        if row["refused"]:
+            console.print(f"{row['group']}: {row['refused']}")
+
+
+def _bytes(amount: int | None, otherwise: str) -> str:
+    return format_bytes(amount) if amount else otherwise

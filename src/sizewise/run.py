@@ -1,0 +1,184 @@
+"""The run folder: everything a run leaves on disk, in the order in which it becomes durable.
+
+    config.toml            the complete config
+    partition.safetensors  which device holds which samples; partition.json says it for people
+    updates.jsonl          one line for each device and round
+    history.jsonl          one line for each round
+    checkpoints/           the last two rounds; devices/ holds what devices remember
+    final.safetensors      the server's tensors after the last round
+    result.json            what `--json` prints
+
+A round is durable once its checkpoint has its name. The checkpoint knows how long the two logs were
+then, so lines of a round that never finished are cut off on resume.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from sizewise import checkpoint, config
+from sizewise.checkpoint import DeviceFiles
+from sizewise.config import Config
+from sizewise.errors import CheckpointError, ConfigError
+from sizewise.plan import Update
+from sizewise.state import State
+from sizewise.structure import build, plain
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a run has cost so far; saved with each checkpoint.
+
+    Attributes:
+        rounds: Rounds done.
+        bytes_up: Sent by devices.
+        bytes_down: Sent to devices.
+        flops: Spent by devices.
+        seconds: Wall time, over all sessions.
+        peak_bytes: Highest metered peak of each device class.
+        refused: Devices that could not take part: class, reason, how often, and which (at first).
+        accuracy: Of the main model at the last evaluation.
+        sizes: Accuracy of each deployed size at the last evaluation.
+    """
+
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[Mapping[str, Any], ...] = ()
+    accuracy: float | None = None
+    sizes: Mapping[str, float] = field(default_factory=dict)
+
+
+class RunFolder:
+    """A run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.devices = self.checkpoints / "devices"
+        self.partition = path / "partition.safetensors"
+        self._logs = [path / "updates.jsonl", path / "history.jsonl"]
+        self._lock = path / ".lock"
+        self._held: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, chosen: Config) -> "RunFolder":
+        """Make the folder of a new run."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(
+                f"{str(path)!r} exists and is not empty; choose another --out, "
+                f"or go on with it by `sizewise resume {path}`"
+            )
+        folder = cls(path)
+        try:
+            folder.devices.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the run folder {str(path)!r} cannot be made: {error}") from None
+        checkpoint.write_bytes(path / "config.toml", tomli_w.dumps(chosen.to_dict()).encode())
+        folder.hold()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> tuple["RunFolder", Config]:
+        """Open the folder of an earlier run."""
+        if not (path / "config.toml").is_file():
+            raise CheckpointError(
+                f"{str(path)!r} is not a run folder (it has no config.toml); "
+                f"give the folder that `sizewise run` printed"
+            )
+        folder = cls(path)
+        folder.devices.mkdir(parents=True, exist_ok=True)
+        folder.hold()
+        return folder, config.load(path / "config.toml")
+
+    def hold(self) -> None:
+        """Keep other processes out until this one ends."""
+        self._held = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CheckpointError(
+                f"{str(self.path)!r} is in use by another process; wait for it or stop it"
+            ) from None
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def log(self, updates: Iterable[Mapping[str, Any]], history: Mapping[str, Any]) -> None:
+        """Append the lines of a round."""
+        for path, lines in zip(self._logs, (updates, [history]), strict=True):
+            with path.open("ab") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+
+    def remember(self, state: State, updates: Iterable[Update]) -> State:
+        """Write what devices want to remember and return the state that knows where it is.
+
+        Files carry the round in their name: until the checkpoint that names them is there, the
+        files of earlier rounds still count.
+        """
+        files = DeviceFiles(getattr(state.devices, "paths", {}))
+        for update in updates:
+            if update.memory:
+                number, rounds = update.plan.device, update.plan.round + 1
+                path = self.devices / f"device-{number:06d}-round-{rounds:06d}.safetensors"
+                checkpoint.write_tensors(path, update.memory, {})
+                files.paths[number] = str(path)
+        return replace(state, devices=files) if files.paths else state
+
+    def save(self, state: State, totals: Totals) -> None:
+        """Make a round durable."""
+        tensors = {f"tensors/{name}": tensor for name, tensor in state.tensors.items()}
+        tensors |= {f"memory/{name}": tensor for name, tensor in state.memory.items()}
+        paths = getattr(state.devices, "paths", {})
+        facts = {
+            "totals": plain(totals),
+            "extras": state.extras,
+            "devices": {number: Path(path).name for number, path in paths.items()},
+            "logs": [path.stat().st_size for path in self._logs],
+        }
+        path = checkpoint.path_of(self.checkpoints, totals.rounds)
+        checkpoint.write_tensors(path, tensors, facts)
+        checkpoint.prune(self.checkpoints)
+
+    def restore(self) -> tuple[State, Totals] | None:
+        """Return the newest durable round, with the logs cut back to it; None before the first."""
+        newest = checkpoint.newest(self.checkpoints)
+        if newest is None:
+            for log in self._logs:
+                log.unlink(missing_ok=True)
+            return None
+        stored, facts = checkpoint.read_tensors(newest)
+        parts: dict[str, dict[str, Any]] = {"tensors": {}, "memory": {}}
+        for path, tensor in stored.items():
+            part, _, name = path.partition("/")
+            parts[part][name] = tensor
+        devices = {int(n): str(self.devices / name) for n, name in facts["devices"].items()}
+        for log, length in zip(self._logs, facts["logs"], strict=True):
+            if not log.exists() or log.stat().st_size < length:
+                raise CheckpointError(
+                    f"{str(log)!r} is missing or shorter than its checkpoint says; "
+                    f"restore it or start a new run"
+                )
+            os.truncate(log, length)
+        state = State(extras=facts["extras"], devices=DeviceFiles(devices), **parts)
+        return state, build(Totals, facts["totals"])
+
+    def finish(self, state: State, result: Mapping[str, Any]) -> None:
+        """Write the final tensors and the result."""
+        facts = {"rounds": result["rounds"], "sizes": result["sizes"]}
+        checkpoint.write_tensors(self.path / "final.safetensors", state.tensors, facts)
+        checkpoint.write_bytes(self.path / "result.json", json.dumps(result, indent=1).encode())

@@ -1,0 +1,139 @@
+"""A session: from a config to a federation that is ready to run, and cleaned up afterwards.
+
+Everything that can be wrong with a config shows before the run folder is made: the data is loaded
+and divided, the model is built and checked, and some device is known to be able to take part.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sizewise import checkpoint, rng
+from sizewise.config import Config, make_method
+from sizewise.data import augment, partitions, sources
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Shards
+from sizewise.engines import Engine
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.pool import PoolEngine
+from sizewise.engines.site import Site
+from sizewise.federation import Federation, check_fleet
+from sizewise.fleet import Fleet, make_fleet
+from sizewise.method import Method
+from sizewise.plan import Piece
+from sizewise.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a config stands for, before anything is written or trained."""
+
+    config: Config
+    dataset: Dataset
+    method: Method
+    fleet: Fleet
+    partition: Shards
+
+
+def prepare(config: Config) -> Setting:
+    """Load the data, build the model, deal out the samples; raise if anything does not fit."""
+    data = config.data
+    dataset = sources.load(
+        data.name,
+        data.root,
+        train_limit=data.train_limit,
+        test_limit=data.test_limit,
+        image_size=data.image_size,
+    )
+    if config.recipe.augment_once:
+        transform = augment.Transform(config.recipe.augment, dataset.mean, dataset.std)
+        generator = rng.torch_generator(config.seed, "augment-once")
+        images = augment.augment_once(dataset.train_images, transform, generator)
+        dataset = replace(dataset, train_images=images)
+    method = make_method(config, dataset)
+    fleet = make_fleet(config.fleet, lambda share: bytes_of_share(method, share))
+    partition = partitions.make(
+        data.partition,
+        dataset.train_labels,
+        dataset.classes,
+        fleet.total,
+        config.seed,
+        groups=dataset.groups,
+        **data.options(),
+    )
+    return Setting(config, dataset, method, fleet, partition)
+
+
+def bytes_of_share(method: Method, share: float) -> int:
+    """Return the bytes that stand for a scenario's ratio.
+
+    Up to 1 it is what a training step of the model at that width costs; above 1, that many times
+    what the whole model costs.
+    """
+    piece = Piece() if share >= 1 else Piece(f"width {share:.3g}", {"width": share})
+    (stage,) = method.stages(0)
+    return round(max(1.0, share) * method.footprint(piece, stage).peak)
+
+
+@contextmanager
+def started(config: Config, out: Path | None) -> Iterator[Federation]:
+    """Yield the federation of a new run.
+
+    Args:
+        config: The run.
+        out: Its folder; default: a new one under `runs/`.
+    """
+    with _engine(config) as pool:
+        setting = prepare(config)
+        check_fleet(setting.method, setting.fleet)
+        folder = RunFolder.create(out or _new_name(config), config)
+        yield _federation(setting, folder, pool)
+
+
+@contextmanager
+def resumed(path: Path) -> Iterator[Federation]:
+    """Yield the federation of an earlier run, to go on where it stopped."""
+    folder, config = RunFolder.open(path)
+    with _engine(config) as pool:
+        yield _federation(prepare(config), folder, pool)
+
+
+@contextmanager
+def _engine(config: Config) -> Iterator[PoolEngine | None]:
+    """Start the worker processes first: they import while this process loads the data."""
+    pool = PoolEngine(config.engine.workers) if config.engine.workers > 1 else None
+    try:
+        yield pool
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) -> Federation:
+    config, method, dataset = setting.config, setting.method, setting.dataset
+    if not folder.partition.exists():
+        partitions.save(setting.partition, folder.partition)
+        text = json.dumps(
+            partitions.summary(setting.partition, dataset.train_labels, dataset.classes)
+        )
+        checkpoint.write_bytes(folder.path / "partition.json", text.encode())
+    engine: Engine
+    if pool is None:
+        engine = LocalEngine(Site(method, dataset, setting.partition))
+    else:
+        pool.open(config, method, dataset, str(folder.partition))
+        engine = pool
+    return Federation(config, method, setting.fleet, engine, folder)
+
+
+def _new_name(config: Config) -> Path:
+    """Return a folder under `runs/` that does not exist yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{Path(config.data.name).name}"
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return path

@@ -1,0 +1,58 @@
+"""One training step: the same code when it is trained, metered and predicted."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+Loss = Callable[[nn.Module, Any, Any], Tensor]
+"""From a module, inputs and targets to a scalar."""
+
+
+def cross_entropy(module: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of a module's logits (B, classes) for labels (B,)."""
+    return F.cross_entropy(module(inputs), targets)
+
+
+def training_step(
+    module: nn.Module,
+    optimizer: Optimizer,
+    inputs: Any,
+    targets: Any,
+    anchors: Sequence[Tensor] = (),
+    *,
+    loss: Loss = cross_entropy,
+    clip: float | None = None,
+    proximal: float = 0.0,
+) -> Tensor:
+    """Take one optimiser step and return the loss, detached.
+
+    Args:
+        module: What is trained, or what holds all networks that take part.
+        optimizer: Over the parameters that learn.
+        inputs: What the loss gives the module, e.g. images (B, C, H, W).
+        targets: What the loss compares with, e.g. labels (B,).
+        anchors: The received values of the parameters that learn, in the optimiser's order; needed
+            only when `proximal` is positive.
+        loss: What to minimise.
+        clip: Largest global norm of the gradient.
+        proximal: FedProx's mu.
+    """
+    # Before the forward pass and to None: old gradients must not be alive beside activations.
+    optimizer.zero_grad(set_to_none=True)
+    value = loss(module, inputs, targets)
+    value.backward()  # type: ignore[no-untyped-call]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if proximal:
+        # The gradient of mu/2 ||w - anchor||^2, added without building it into the graph.
+        with torch.no_grad():
+            for parameter, anchor in zip(parameters, anchors, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter - anchor, alpha=proximal)
+    if clip is not None:
+        nn.utils.clip_grad_norm_(parameters, clip)
+    optimizer.step()
+    return value.detach()
