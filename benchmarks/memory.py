@@ -176,12 +176,24 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
         print(json.dumps(measure(Case(**json.loads(sys.argv[2])))))
         sys.exit()
-    lib="/tmp/exp/heap.so"
-    subprocess.run(["gcc","-O2","-shared","-fPIC","-o",lib,str(HERE/"heap.c")],check=True)
+    lib = "/tmp/exp/heap.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", lib, str(HERE / "heap.c")], check=True)
     for case in CASES:
-        if sys.argv[1:] and case.model not in sys.argv[1:]: continue
+        if sys.argv[1:] and case.model not in sys.argv[1:]:
+            continue
         model, inputs, trainable = build(case)
         f = predict(model, inputs, optimizer=OPTIMIZERS[case.optimizer], trainable=trainable)
-        r = subprocess.run([sys.executable, __file__, "--measure", json.dumps(asdict(case))], env=os.environ|{"LD_PRELOAD":lib},capture_output=True,text=True,check=True)
-        d=json.loads(r.stdout.splitlines()[-1])
-        print(case, f"pred {f.peak/MB:.2f} equal {f.peak==d['metered']} heap {d['heap']/MB:.2f} diff {(d['heap']-f.peak)/MB:.2f} = {(d['heap']-f.peak)/d['heap']*100:.1f}%", f"modules {sum(1 for m in model.modules() if not list(m.children()))} convs {sum(isinstance(m,nn.Conv2d) for m in model.modules())}", flush=True)
+        r = subprocess.run(
+            [sys.executable, __file__, "--measure", json.dumps(asdict(case))],
+            env=os.environ | {"LD_PRELOAD": lib},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        d = json.loads(r.stdout.splitlines()[-1])
+        print(
+            case,
+            f"pred {f.peak / MB:.2f} equal {f.peak == d['metered']} heap {d['heap'] / MB:.2f} diff {(d['heap'] - f.peak) / MB:.2f} = {(d['heap'] - f.peak) / d['heap'] * 100:.1f}%",
+            f"modules {sum(1 for m in model.modules() if not list(m.children()))} convs {sum(isinstance(m, nn.Conv2d) for m in model.modules())}",
+            flush=True,
+        )

@@ -65,14 +65,17 @@ def resume(
 def plan(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006
+    figure: Annotated[Path | None, typer.Option(help="Draw bytes against budgets here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what each device class would train, and what it costs; train nothing."""
     from sizewise import config as configs
     from sizewise import preview
-    from sizewise.report import tables
+    from sizewise.report import figures, tables
 
     rows = preview.rows(configs.load(config, overrides))
+    if figure is not None:
+        figures.draw_plan(rows, figure)
     if as_json:
         print(json.dumps({"classes": rows}))
     else:

@@ -18,6 +18,7 @@ from sizewise.plan import Plan, Refusal, Update
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
 from sizewise.structure import plain
+from sizewise.training import workload
 from sizewise.view import check, cut, size_in_bytes
 
 Observer = Callable[[Mapping[str, Any], Totals], None]
@@ -29,7 +30,7 @@ class RoundLog:
     """What happened in one round, gathered while its updates stream past."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
-    remembered: list[Update] = field(default_factory=list)
+    remembered: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Federation:
         start, log = time.perf_counter(), RoundLog()
         plans = list(self.plans(state, round_index, log))
         state = self.method.merge(state, self.updates(state, plans, log))
-        state = self.folder.remember(state, log.remembered)
+        state = self.folder.remembering(state, log.remembered)
         totals = add_up(totals, log.lines)
         line = {"round": round_index + 1, **summary(log.lines)}
         if (round_index + 1) % self.config.recipe.eval_every == 0 or (
@@ -101,16 +102,15 @@ class Federation:
             down = size_in_bytes(cut(state.tensors, view))
             log.lines.append(update_line(outcome, down, self.flops(outcome)))
             if outcome.memory:
-                log.remembered.append(replace(outcome, tensors={}))
+                log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
 
     def flops(self, update: Update) -> int:
         """Return what an update cost its device in floating-point operations."""
-        plan, recipe = update.plan, self.config.recipe
-        samples = min(update.samples, (recipe.max_steps or update.steps) * recipe.batch)
+        piece, recipe = update.plan.piece, self.config.recipe
         return sum(
-            self.method.flops_per_sample(plan.piece, stage) * stage.epochs * samples
-            for stage in plan.stages
+            self.method.flops_per_sample(piece, stage) * workload(stage, update.samples, recipe)[1]
+            for stage in update.plan.stages
         )
 
     def result(self, state: State, totals: Totals) -> dict[str, Any]:

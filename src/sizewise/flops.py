@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sizewise.training import Loss, freeze
+from sizewise.step import Loss
+from sizewise.training import freeze
 
 _SAMPLES = 2  # Batch norm refuses to train on a single value per channel.
 

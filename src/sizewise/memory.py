@@ -28,12 +28,22 @@ from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget
 from sizewise.step import training_step
 
-__all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
+__all__ = ["WORKSPACE_ALLOWANCE", "Footprint", "Meter", "OutOfBudget", "predict"]
 
 Step = Callable[..., object]
 """Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
+
+WORKSPACE_ALLOWANCE = 4_000_000
+"""Bytes that a CPU process needs besides its tensors, to be added to a peak if it must hold them.
+
+About 2 MB for compiled kernels and autograd's nodes, and up to 5 MB for the scratch space of the
+kernel at work (a convolution's reordered input, a matrix product's packed panels), which is not
+always in use when the tensors peak. `benchmarks/memory.py` compares the sum with the allocator.
+MKL keeps the buffers of matrix products, up to 15 MB more, unless MKL_DISABLE_FAST_MM=1 is set in
+the environment that the process starts with.
+"""
 
 
 def predict(
@@ -72,7 +82,7 @@ def predict(
     if targets is None:
         targets = torch.empty(len(inputs), dtype=torch.int64, device="meta")
     spec = _Spec((inputs, targets), optimizer, step, anchored, training)
-    learning = _learning(module, trainable) if training else frozenset()
+    learning = learning_names(module, trainable) if training else frozenset()
     key = _fingerprint((module, learning, *vars(spec).values()), {})
     try:
         known = _cache.get(key)
@@ -100,7 +110,7 @@ class _Spec:
     training: bool
 
 
-def _learning(module: nn.Module, prefixes: Collection[str] | None) -> frozenset[str]:
+def learning_names(module: nn.Module, prefixes: Collection[str] | None) -> frozenset[str]:
     """Return the names of the parameters that learn."""
     named = list(module.named_parameters())
     if prefixes is None:

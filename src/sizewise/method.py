@@ -20,6 +20,7 @@ from sizewise.memory import Footprint, Meter
 from sizewise.merge import CoverageMean
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.state import State
+from sizewise.step import cross_entropy
 from sizewise.task import Task
 from sizewise.training import Shard
 from sizewise.view import Tensors, View, cut, whole
@@ -48,6 +49,7 @@ class Method:
         self.main = Piece()
         # Working copies and figures that depend on shapes only: caches, never results.
         self._modules: dict[str, nn.Module] = {}
+        self._views: dict[str, View] = {}
         self._footprints: dict[tuple[object, ...], Footprint] = {}
         self._flops: dict[tuple[object, ...], int] = {}
         self._metered: dict[tuple[object, ...], int] = {}
@@ -101,7 +103,7 @@ class Method:
             self._footprints[key] = memory.predict(
                 module,
                 torch.empty((recipe.batch, *self.task.image), device="meta"),
-                step=training.Step(self.loss, recipe.clip, recipe.proximal),
+                step=training.make_step(recipe, self.loss),
                 anchored=recipe.proximal > 0,
                 optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
                 trainable=stage.trainable,
@@ -118,9 +120,11 @@ class Method:
 
     def view(self, piece: Piece) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""
-        module = self.module(piece)
-        apart = norms.kept_apart(module, self.task.recipe.norm)
-        return norms.separate(whole(module.state_dict()), apart, piece.size)
+        if piece.size not in self._views:
+            module = self.module(piece)
+            apart = norms.kept_apart(module, self.task.recipe.norm)
+            self._views[piece.size] = norms.separate(whole(module.state_dict()), apart, piece.size)
+        return self._views[piece.size]
 
     # ---- the device
 
@@ -161,7 +165,7 @@ class Method:
 
     def loss(self, module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return what a device minimises on a batch: images (B, C, H, W), labels (B,)."""
-        return training.cross_entropy(module, images, labels)
+        return cross_entropy(module, images, labels)
 
     # ---- the server, after a round
 

@@ -1,10 +1,14 @@
 """What a run would do: for each device class its piece, its bytes and its work. Trains nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 from sizewise.config import Config
 from sizewise.errors import BudgetTooSmall
-from sizewise.session import prepare
+from sizewise.fleet import Device
+from sizewise.session import Setting, prepare
+from sizewise.state import State
+from sizewise.structure import plain
 from sizewise.training import trained
 from sizewise.view import cut, size_in_bytes
 
@@ -12,35 +16,52 @@ from sizewise.view import cut, size_in_bytes
 def rows(config: Config) -> list[dict[str, Any]]:
     """Return one row for each device class, as `sizewise plan --json` prints it."""
     setting = prepare(config)
-    method, recipe = setting.method, config.recipe
-    state = method.setup()
-    samples = int(setting.partition.sizes().float().mean())
-    result = []
-    for device, round_index, count in setting.fleet.classes():
-        row: dict[str, Any] = {"group": device.group, "devices": count, "budget": device.memory}
-        try:
-            plan = method.plan(state, device, round_index)
-        except BudgetTooSmall as error:
-            result.append({**row, "predicted": error.needed, "refused": str(error)})
-            continue
-        steps = -(-samples // recipe.batch)
-        costs = [method.footprint(plan.piece, stage) for stage in plan.stages]
-        up = trained(method.module(plan.piece), plan.stages)
-        row |= {
-            "size": plan.piece.size,
-            "predicted": plan.predicted,
-            "stages": [
-                {"name": stage.name, "epochs": stage.epochs, "bytes": vars(cost)}
-                for stage, cost in zip(plan.stages, costs, strict=True)
-            ],
-            "bytes_down": size_in_bytes(cut(state.tensors, method.view(plan.piece))),
-            "bytes_up": size_in_bytes(up),
-            "steps": sum(stage.epochs for stage in plan.stages) * steps,
-            "flops": sum(
-                method.flops_per_sample(plan.piece, stage) * stage.epochs * samples
-                for stage in plan.stages
-            ),
-            "refused": None,
+    state = setting.method.setup()
+    return [
+        {
+            "group": device.group,
+            "devices": count,
+            "from_round": round_index + 1,
+            "budget": device.memory,
+            **_work(setting, state, device, round_index),
         }
-        result.append(row)
-    return result
+        for device, round_index, count in setting.fleet.classes()
+    ]
+
+
+def _work(setting: Setting, state: State, device: Device, round_index: int) -> dict[str, Any]:
+    """Return what a device would do in a round; for one that cannot take part, what it lacks."""
+    method, recipe = setting.method, setting.config.recipe
+    refused = None
+    try:
+        plan = method.plan(state, device, round_index)
+    except BudgetTooSmall as error:
+        # What it would take: the plan of the same device without a budget.
+        refused = str(error)
+        plan = method.plan(state, replace(device, memory=None), round_index)
+    samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
+    stages = [
+        {
+            "name": stage.name,
+            "epochs": stage.epochs,
+            "steps": stage.epochs * -(-samples // recipe.batch),
+            "flops": method.flops_per_sample(plan.piece, stage) * stage.epochs * samples,
+            "bytes": plain(method.footprint(plan.piece, stage)),
+        }
+        for stage in plan.stages
+    ]
+    return {
+        "size": plan.piece.size,
+        "predicted": plan.predicted,
+        "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
+        "stages": stages,
+        "bytes_down": size_in_bytes(cut(state.tensors, method.view(plan.piece))),
+        "bytes_up": size_in_bytes(trained(method.module(plan.piece), plan.stages)),
+        "steps": sum(stage["steps"] for stage in stages),
+        "flops": sum(stage["flops"] for stage in stages),
+        "refused": refused,
+    }
+
+
+SAMPLED = 10_000
+"""Devices whose shards are looked at for the mean number of samples."""

@@ -36,12 +36,20 @@ def python_generator(seed: int, *purpose: str | int) -> random.Random:
     return random.Random(derive(seed, *purpose))  # noqa: S311  (a simulation, not a secret)
 
 
+def _gpus_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Run a block with torch's global generators seeded for one purpose, then put them back.
 
     For code that offers no generator argument: weight initialisation and dropout.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(derive(seed, *purpose))
+    # torch.manual_seed would note a stack trace for every GPU that is not in use, each time.
+    gpus = range(torch.cuda.device_count()) if _gpus_in_use() else ()
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(derive(seed, *purpose))
+        if gpus:
+            torch.cuda.manual_seed_all(derive(seed, *purpose))
         yield

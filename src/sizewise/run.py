@@ -69,6 +69,9 @@ class RunFolder:
         self._logs = [path / "updates.jsonl", path / "history.jsonl"]
         self._lock = path / ".lock"
         self._held: int | None = None
+        # Device files that only the checkpoint before the newest names, and those that it will.
+        self._stale: list[str] = []
+        self._replaced: list[str] = []
 
     @classmethod
     def create(cls, path: Path, chosen: Config) -> "RunFolder":
@@ -95,17 +98,18 @@ class RunFolder:
                 f"{str(path)!r} is not a run folder (it has no config.toml); "
                 f"give the folder that `sizewise run` printed"
             )
-        folder = cls(path)
+        folder, chosen = cls(path), config.load(path / "config.toml")
         folder.devices.mkdir(parents=True, exist_ok=True)
         folder.hold()
-        return folder, config.load(path / "config.toml")
+        return folder, chosen
 
     def hold(self) -> None:
-        """Keep other processes out until this one ends."""
+        """Keep other processes out until this one ends or lets go."""
         self._held = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.release()
             raise CheckpointError(
                 f"{str(self.path)!r} is in use by another process; wait for it or stop it"
             ) from None
@@ -124,20 +128,24 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def remember(self, state: State, updates: Iterable[Update]) -> State:
-        """Write what devices want to remember and return the state that knows where it is.
+    def remember(self, update: Update) -> str:
+        """Write what a device wants to remember and return the path of the file.
 
         Files carry the round in their name: until the checkpoint that names them is there, the
         files of earlier rounds still count.
         """
-        files = DeviceFiles(getattr(state.devices, "paths", {}))
-        for update in updates:
-            if update.memory:
-                number, rounds = update.plan.device, update.plan.round + 1
-                path = self.devices / f"device-{number:06d}-round-{rounds:06d}.safetensors"
-                checkpoint.write_tensors(path, update.memory, {})
-                files.paths[number] = str(path)
-        return replace(state, devices=files) if files.paths else state
+        number, rounds = update.plan.device, update.plan.round + 1
+        path = self.devices / f"device-{number:06d}-round-{rounds:06d}.safetensors"
+        checkpoint.write_tensors(path, update.memory, {})
+        return str(path)
+
+    def remembering(self, state: State, written: Mapping[int, str]) -> State:
+        """Return the state that knows where its devices' newest files are."""
+        if not written:
+            return state
+        paths = getattr(state.devices, "paths", {})
+        self._replaced = [paths[number] for number in written if number in paths]
+        return replace(state, devices=DeviceFiles({**paths, **written}))
 
     def save(self, state: State, totals: Totals) -> None:
         """Make a round durable."""
@@ -153,6 +161,9 @@ class RunFolder:
         path = checkpoint.path_of(self.checkpoints, totals.rounds)
         checkpoint.write_tensors(path, tensors, facts)
         checkpoint.prune(self.checkpoints)
+        for stale in self._stale:
+            Path(stale).unlink(missing_ok=True)
+        self._stale, self._replaced = self._replaced, []
 
     def restore(self) -> tuple[State, Totals] | None:
         """Return the newest durable round, with the logs cut back to it; None before the first."""

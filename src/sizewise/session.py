@@ -38,10 +38,15 @@ class Setting:
     partition: Shards
 
 
-def prepare(config: Config) -> Setting:
-    """Load the data, build the model, deal out the samples; raise if anything does not fit."""
+def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
+    """Load the data, build the model, deal out the samples; raise if anything does not fit.
+
+    Args:
+        config: The run.
+        dataset: Data that is in memory already, in place of what the config names.
+    """
     data = config.data
-    dataset = sources.load(
+    dataset = dataset or sources.load(
         data.name,
         data.root,
         train_limit=data.train_limit,
@@ -79,26 +84,35 @@ def bytes_of_share(method: Method, share: float) -> int:
 
 
 @contextmanager
-def started(config: Config, out: Path | None) -> Iterator[Federation]:
+def started(
+    config: Config, out: Path | None = None, dataset: Dataset | None = None
+) -> Iterator[Federation]:
     """Yield the federation of a new run.
 
     Args:
         config: The run.
         out: Its folder; default: a new one under `runs/`.
+        dataset: Data that is in memory already, in place of what the config names.
     """
     with _engine(config) as pool:
-        setting = prepare(config)
+        setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet)
         folder = RunFolder.create(out or _new_name(config), config)
-        yield _federation(setting, folder, pool)
+        try:
+            yield _federation(setting, folder, pool)
+        finally:
+            folder.release()
 
 
 @contextmanager
 def resumed(path: Path) -> Iterator[Federation]:
     """Yield the federation of an earlier run, to go on where it stopped."""
     folder, config = RunFolder.open(path)
-    with _engine(config) as pool:
-        yield _federation(prepare(config), folder, pool)
+    try:
+        with _engine(config) as pool:
+            yield _federation(prepare(config), folder, pool)
+    finally:
+        folder.release()
 
 
 @contextmanager
@@ -115,11 +129,13 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
 def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) -> Federation:
     config, method, dataset = setting.config, setting.method, setting.dataset
     if not folder.partition.exists():
-        partitions.save(setting.partition, folder.partition)
         text = json.dumps(
             partitions.summary(setting.partition, dataset.train_labels, dataset.classes)
         )
         checkpoint.write_bytes(folder.path / "partition.json", text.encode())
+        draft = folder.path / ".partition.tmp"
+        partitions.save(setting.partition, draft)
+        draft.rename(folder.partition)
     engine: Engine
     if pool is None:
         engine = LocalEngine(Site(method, dataset, setting.partition))

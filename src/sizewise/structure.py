@@ -8,7 +8,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from sizewise.errors import ConfigError
@@ -23,11 +23,11 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 
 def parse_bytes(value: object, where: str = "memory") -> int:
     """Return an amount of memory in bytes; it must be positive."""
-    amount: float = 0
+    amount: float | Fraction = 0
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]I?)?B?\s*", value.upper())
         if match:
-            amount = float(match[1]) * _UNITS[match[2] or ""]
+            amount = Fraction(match[1]) * _UNITS[match[2] or ""]
     elif isinstance(value, int | float) and not isinstance(value, bool):
         amount = value
     if not 1 <= amount < float("inf"):
@@ -40,14 +40,19 @@ def parse_bytes(value: object, where: str = "memory") -> int:
 
 def format_bytes(amount: float) -> str:
     """Return bytes for people, in decimal units: 1_234_567 is 1.23 MB."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if amount >= size:
-            return (
-                f"{amount / size:.3g} {unit}"
-                if amount < 1000 * size
-                else f"{amount / size:,.0f} {unit}"
-            )
-    return f"{int(amount)} B"
+    return _in_units(amount, (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)))
+
+
+def format_flops(amount: float) -> str:
+    """Return floating-point operations for people: 1_234_567 is 1.23 MFLOP."""
+    units = (("PFLOP", 10**15), ("TFLOP", 10**12), ("GFLOP", 10**9), ("MFLOP", 10**6))
+    return _in_units(amount, (*units, ("FLOP", 1)))
+
+
+def _in_units(amount: float, units: Sequence[tuple[str, int]]) -> str:
+    unit, size = next((u for u in units if amount >= u[1]), units[-1])
+    scaled = amount / size
+    return f"{scaled:.3g} {unit}" if scaled < 1000 else f"{scaled:,.0f} {unit}"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

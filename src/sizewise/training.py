@@ -7,25 +7,18 @@ stages; nothing here knows about any of them.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sizewise.data.augment import Transform
 from sizewise.memory import Meter
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
+from sizewise.step import Loss, cross_entropy, training_step
 from sizewise.view import Tensors
-
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""From a model, images (B, C, H, W) and labels (B,) to a scalar."""
-
-
-def cross_entropy(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of a model's logits (B, classes)."""
-    return F.cross_entropy(module(images), labels)
 
 
 @dataclass(frozen=True)
@@ -83,52 +76,9 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
     return trainable is None or any(f"{name}.".startswith(f"{prefix}.") for prefix in trainable)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One optimiser step, the same when trained, metered and predicted.
-
-    Attributes:
-        loss: What to minimise.
-        clip: Largest global norm of the gradient.
-        proximal: FedProx's mu.
-    """
-
-    loss: Loss = cross_entropy
-    clip: float | None = None
-    proximal: float = 0.0
-
-    def __call__(
-        self,
-        module: nn.Module,
-        optimizer: Optimizer,
-        images: Tensor,
-        labels: Tensor,
-        anchors: Sequence[Tensor] = (),
-    ) -> Tensor:
-        """Take the step and return the loss, detached.
-
-        Args:
-            module: The model.
-            optimizer: Over the parameters that learn.
-            images: Float images (B, C, H, W).
-            labels: Labels (B,).
-            anchors: The received values of those parameters, in the optimiser's order; needed
-                only when `proximal` is positive.
-        """
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(module, images, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        parameters = optimizer.param_groups[0]["params"]
-        if self.proximal:
-            # The gradient of mu/2 ||w - anchor||^2, added without building it into the graph.
-            with torch.no_grad():
-                for parameter, anchor in zip(parameters, anchors, strict=True):
-                    if parameter.grad is not None:
-                        parameter.grad.add_(parameter - anchor, alpha=self.proximal)
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, self.clip)
-        optimizer.step()
-        return loss.detach()
+def make_step(recipe: Recipe, loss: Loss) -> Callable[..., Tensor]:
+    """Return the training step of a recipe; the same one is trained, metered and predicted."""
+    return partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
 
 
 @dataclass(frozen=True)
@@ -170,7 +120,7 @@ def fit(
     parameters = freeze(module, stage.trainable)
     optimizer = make_optimizer(recipe, parameters, stage.lr)
     anchors = [p.detach().clone() for p in parameters] if recipe.proximal else []
-    step = Step(loss, recipe.clip, recipe.proximal)
+    step = make_step(recipe, loss)
     steps, total = 0, torch.zeros(())
     for images, labels in _stream(stage, shard, recipe, generator):
         if meter is not None and steps < METERED_STEPS:
@@ -193,6 +143,16 @@ def _stream(
         for _ in range(stage.epochs)
     )
     return itertools.islice(itertools.chain.from_iterable(passes), recipe.max_steps)
+
+
+def workload(stage: Stage, samples: int, recipe: Recipe) -> tuple[int, int]:
+    """Return the steps of a stage and the samples in all of them, for so much data."""
+    whole, rest = divmod(samples, recipe.batch)
+    sizes = [recipe.batch] * whole
+    if rest and not recipe.drop_last and (rest > 1 or not whole):
+        sizes.append(rest)
+    taken = (sizes * stage.epochs)[: recipe.max_steps]
+    return len(taken), sum(taken)
 
 
 @torch.no_grad()

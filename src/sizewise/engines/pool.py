@@ -7,6 +7,8 @@ so the merged bits do not depend on the number of workers.
 """
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -82,6 +84,8 @@ class PoolEngine:
             [sys.executable, "-m", "sizewise.engines.worker", *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
+            # A group of their own: Ctrl-C reaches this process only, which then ends them all.
+            process_group=0,
         )
         for other in theirs:
             other.close()
@@ -150,16 +154,14 @@ class PoolEngine:
         return sizes
 
     def close(self) -> None:
-        """Hang up; a worker ends when its pipe does."""
+        """End the workers at once, whatever they are doing: nothing of theirs is lost."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         for worker in self._workers:
             worker.connection.close()
             worker.outbox.close()
         self._state.close()
         self._data.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
 
 
 def _outcome(worker: _Worker, plan: Plan) -> Outcome:

@@ -6,8 +6,9 @@ each further worker, and then each of them answers messages until its pipe close
 
 import json
 import os
-import signal
+import select
 import sys
+import threading
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -81,8 +82,7 @@ class Worker:
 def serve(worker: Worker, connection: Connection) -> None:
     """Answer messages until the pool hangs up."""
     torch.set_num_threads(1)
-    # The main process decides what an interrupt means; workers end when it does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_pool, args=(connection.fileno(),), daemon=True).start()
     while True:
         try:
             message = json.loads(connection.recv_bytes())
@@ -94,6 +94,14 @@ def serve(worker: Worker, connection: Connection) -> None:
             reply = {"failure": traceback.format_exc()}
         if reply is not None:
             connection.send_bytes(json.dumps(reply).encode())
+
+
+def _end_with_pool(pipe: int) -> None:
+    """End this process when the other end of its pipe closes, also in the middle of training."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # Hang-ups are always reported.
+    poll.poll()
+    os._exit(0)
 
 
 def main(descriptors: list[int]) -> None:

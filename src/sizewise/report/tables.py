@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from sizewise.federation import Federation
-from sizewise.structure import format_bytes
+from sizewise.structure import format_bytes, format_flops
 
 
 def announce(federation: Federation) -> None:
@@ -25,8 +26,8 @@ def announce(federation: Federation) -> None:
 def show_result(result: Mapping[str, Any]) -> None:
     """Print a finished run: its models, its device classes, who was refused."""
     console = Console(highlight=False)
-    table = Table(title=f"after {result['rounds']} rounds", title_justify="left")
-    table.add_column("device class")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("class")
     table.add_column("budget", justify="right")
     table.add_column("metered peak", justify="right")
     table.add_column("share of budget", justify="right")
@@ -45,32 +46,34 @@ def show_result(result: Mapping[str, Any]) -> None:
     accuracy = result["accuracy"]
     console.print(f"accuracy  {accuracy:.1%}" if accuracy is not None else "accuracy  unknown")
     up, down = format_bytes(result["bytes_up"]), format_bytes(result["bytes_down"])
-    console.print(f"sent      {up} up, {down} down, {result['flops']:.3g} FLOPs on devices")
-    console.print(f"time      {result['seconds']:.1f} s")
+    console.print(f"sent      {up} up, {down} down, {format_flops(result['flops'])} on devices")
+    console.print(f"time      {result['seconds']:.1f} s for {result['rounds']} rounds")
     console.print(f"folder    {result['run_dir']}", soft_wrap=True)
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what each device class would train."""
-    table = Table()
-    for name in ("device class", "devices", "trains"):
-        table.add_column(name)
-    for name in ("budget", "predicted peak", "down", "up", "steps", "FLOPs a round"):
+    """Print what each device class would train, stage by stage where there are several."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("class")
+    table.add_column("devices", justify="right")
+    table.add_column("trains")
+    for name in ("budget", "needs", "down", "up", "steps", "FLOPs"):
         table.add_column(name, justify="right")
     for row in rows:
-        head = (row["group"], f"{row['devices']:,}")
-        budget = _bytes(row["budget"], "unlimited")
-        if row["refused"]:
-            table.add_row(*head, "cannot take part", budget, _bytes(row["predicted"], ""))
-            continue
+        what = "nothing" if row["refused"] else row["size"]
+        head = (row["group"], f"{row['devices']:,}", what, _bytes(row["budget"], "any"))
         sent = (format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]))
-        work = (f"{row['steps']:,}", f"{row['flops']:.3g}")
-        table.add_row(*head, row["size"], budget, _bytes(row["predicted"], ""), *sent, *work)
+        work = () if row["refused"] else (*sent, f"{row['steps']:,}", format_flops(row["flops"]))
+        table.add_row(*head, format_bytes(row["predicted"]), *work)
+        for stage in row["stages"] if len(row["stages"]) > 1 else ():
+            needs = format_bytes(stage["bytes"]["peak"])
+            numbers = (f"{stage['steps']:,}", format_flops(stage["flops"]))
+            table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
     console = Console(highlight=False)
     console.print(table)
     for row in rows:
         if row["refused"]:
-            console.print(f"{row['group']}: {row['refused']}")
+            console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
 
 
 def _bytes(amount: int | None, otherwise: str) -> str:

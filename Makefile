@@ -1,0 +1,38 @@
+# Every target sets up its own environment first; nothing but Python 3.11 is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench lock clean
+
+# The lock pins versions; the extras in brackets say what to install.
+$(VENV)/core: pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c requirements.lock -e .
+	touch $@
+
+$(VENV)/dev: pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c requirements.lock -e ".[dev]"
+	touch $@ $(VENV)/core
+
+demo: $(VENV)/core
+	$(BIN)/sizewise run
+
+test: lint
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/mypy
+
+bench: $(VENV)/dev
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/memory.py
+
+lock:
+	$(BIN)/python tools/lock.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

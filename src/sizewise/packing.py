@@ -1,0 +1,79 @@
+"""What fits a budget: the widest model, and the longest runs of blocks.
+
+Both ask a cost function that says how many bytes a choice needs, such as the peak that
+`memory.predict` gives, or one of the papers' accountings.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sizewise.errors import BudgetTooSmall
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A model's blocks, decomposed into stages that fit a budget.
+
+    Attributes:
+        stages: Runs of consecutive blocks, in order.
+        skipped: Blocks that do not fit even alone.
+    """
+
+    stages: tuple[range, ...]
+    skipped: tuple[int, ...]
+
+
+def pack_blocks(
+    cost: Callable[[int, int], float], blocks: int, budget: float, tolerance: float = 0.0
+) -> Packing:
+    """Decompose a model from its input side: each stage takes as many blocks as still fit.
+
+    Args:
+        cost: Bytes of training blocks start, ..., stop - 1 as one stage, called as
+            cost(start, stop).
+        blocks: Number of blocks.
+        budget: Bytes of the device.
+        tolerance: Share of the budget by which a stage may exceed it. FeDepth's decompositions come
+            out with 5 % of its own accounting; a device that must not exceed its bytes has none.
+
+    Raises:
+        BudgetTooSmall: No block fits.
+    """
+    limit = budget * (1 + tolerance)
+    stages: list[range] = []
+    skipped: list[int] = []
+    start = 0
+    while start < blocks:
+        stop = start
+        while stop < blocks and cost(start, stop + 1) <= limit:
+            stop += 1
+        if stop > start:
+            stages.append(range(start, stop))
+        else:
+            skipped.append(start)
+            stop += 1
+        start = stop
+    if not stages:
+        needed = min(cost(block, block + 1) for block in range(blocks)) / (1 + tolerance)
+        raise BudgetTooSmall(int(budget), math.ceil(needed), "training the cheapest block")
+    return Packing(tuple(stages), tuple(skipped))
+
+
+def largest_ratio(cost: Callable[[float], int], budget: int, ratios: Sequence[float]) -> float:
+    """Return the largest ratio that fits a budget.
+
+    Args:
+        cost: Bytes of training at a ratio; must not fall when the ratio grows. It is asked about
+            log2 of the ratios.
+        budget: Bytes of the device.
+        ratios: The choices, in ascending order.
+
+    Raises:
+        BudgetTooSmall: Not even the smallest ratio fits.
+    """
+    fitting = bisect_right(ratios, budget, key=cost)
+    if fitting == 0:
+        raise BudgetTooSmall(budget, cost(ratios[0]), f"training at width {ratios[0]:g}")
+    return ratios[fitting - 1]

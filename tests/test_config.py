@@ -1,0 +1,198 @@
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizewise import methods
+from sizewise.config import Config, MethodConfig, from_dict, load, make_method
+from sizewise.data.dataset import Dataset
+from sizewise.errors import ConfigError
+from sizewise.methods.fedavg import FedAvg
+
+positive = st.floats(1e-6, 1e3)
+memory = st.integers(1, 10**12)
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Any subset of these keys."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+recipes = some(
+    optimizer=st.sampled_from(["sgd", "adam", "adamw"]),
+    lr=positive,
+    epochs=st.integers(1, 9),
+    max_steps=st.integers(1, 9),
+    schedule=st.sampled_from(["constant", "cosine", "steps", "exponential"]),
+    milestones=st.lists(positive, max_size=3),
+    clip=positive,
+    norm=st.sampled_from(["batch", "sbn", "tracked", "per_width_stats", "per_submodel"]),
+    server=st.sampled_from(["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]),
+    augment_once=st.booleans(),
+)
+events = st.fixed_dictionaries({"round": st.integers(1, 9), "memory": memory, "join": st.just(2)})
+groups = st.fixed_dictionaries(
+    {"count": st.integers(5, 9)}, optional={"memory": memory, "name": st.text(), "speed": positive}
+)
+fleets = st.one_of(
+    some(devices=st.integers(5, 99), budgets=st.lists(memory, max_size=4)),
+    some(scenario=st.sampled_from(["fair", "lack", "surplus"]), event=st.lists(events, max_size=2)),
+    some(group=st.lists(groups, min_size=1, max_size=3), per_round=st.integers(1, 5)),
+)
+tables = some(
+    seed=st.integers(0, 2**40),
+    rounds=st.integers(1, 999),
+    model=some(name=st.text(), args=st.dictionaries(st.text(), st.integers(0, 9))),
+    data=some(partition=st.text(), alpha=positive, train_limit=st.integers(1, 99)),
+    fleet=fleets,
+    method=st.one_of(
+        st.fixed_dictionaries({"name": st.sampled_from(methods.names())}),
+        st.fixed_dictionaries({"name": st.just("fedavg"), "width": st.floats(0.1, 1)}),
+    ),
+    recipe=recipes,
+    engine=some(workers=st.integers(1, 9)),
+)
+
+
+@given(tables)
+def test_config_survives_its_own_file(chosen: dict[str, Any]) -> None:
+    config = from_dict(chosen)
+    assert from_dict(config.to_dict()) == config
+    assert from_dict(tomllib.loads(tomli_w.dumps(config.to_dict()))) == config
+
+
+def test_defaults_are_filled_in() -> None:
+    filled = from_dict({}).to_dict()
+    assert filled["method"] == {"name": "fedavg", "width": 1.0}
+    assert filled["recipe"]["momentum"] == 0.9
+    assert filled["fleet"]["per_round"] == 5
+    assert "clip" not in filled["recipe"]  # TOML has no None
+
+
+def test_method_brings_recipe_defaults_and_the_user_wins() -> None:
+    assert from_dict({"method": {"name": "fedprox"}}).recipe.proximal == 0.01
+    chosen = {"method": {"name": "fedprox"}, "recipe": {"proximal": 0.5}}
+    assert from_dict(chosen).recipe.proximal == 0.5
+    adam = from_dict({"method": {"name": "fedadam"}}).recipe
+    assert (adam.server, adam.server_lr) == ("fedadam", 0.01)
+    assert from_dict({}).recipe.proximal == 0
+
+
+def test_no_file_is_the_embedded_default() -> None:
+    config = load(None)
+    assert (config.data.name, config.fleet.devices, config.rounds) == ("digits", 20, 20)
+    assert config.fleet.budgets == (6_000_000, 8_000_000, 12_000_000, 16_000_000)
+
+
+def test_overrides_are_toml_or_text() -> None:
+    overrides = ["recipe.lr=0.5", "data.partition = iid", "method.width=0.5", "seed=7"]
+    config = load(None, [*overrides, "model.args.hidden=[3, 4]", "recipe.augment=flip"])
+    assert config.recipe.lr == 0.5
+    assert config.data.partition == "iid"
+    assert config.method == MethodConfig("fedavg", {"width": 0.5})
+    assert config.seed == 7
+    assert config.model.args == {"hidden": [3, 4]}
+    assert config.recipe.augment == "flip"
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("fleet.scenario=fair", "scenario", "fair"),
+        ('fleet.budgets=["1kB"]', "budgets", (1000,)),
+        ("fleet.group=[{count=9}]", "budgets", ()),
+    ],
+)
+def test_budgets_given_by_override_replace_those_of_the_file(
+    override: str, field: str, value: object
+) -> None:
+    fleet = load(None, [override]).fleet
+    assert getattr(fleet, field) == value
+    assert sum(map(bool, (fleet.budgets, fleet.scenario, fleet.group))) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("recipe.lr", r"--set takes key=value, such as recipe\.lr=0\.05, not 'recipe\.lr'"),
+        ("=3", r"--set takes key=value"),
+        ("rounds.x=3", r"'rounds' is not a table"),
+        ("recipe.epoch=3", r"unknown key 'recipe\.epoch'; did you mean 'epochs'\?"),
+        ("recipes.lr=3", r"unknown key 'recipes'; did you mean 'recipe'\?"),
+        ("recipe.lr=fast", r"recipe\.lr must be a number, not 'fast'"),
+        ("recipe.norm=btach", r"recipe\.norm cannot be 'btach'; did you mean 'batch'\?"),
+        ("recipe=3", r"recipe must be a table, not 3"),
+        ("method=fedavg", r"method must be a table, not 'fedavg'"),
+        ("method.name=3", r"method\.name must be text in quotes, not 3"),
+        ("method.name=fedavgg", r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
+        ("method.widht=0.5", r"unknown key 'method\.widht'; did you mean 'width'\?"),
+        ("method.width=2", r"method\.width must be in \(0, 1\], not 2\.0"),
+        ("rounds=0", r"rounds must be at least 1, not 0"),
+        ("engine.workers=0", r"engine\.workers must be at least 1, not 0"),
+        ("method.name=no_such_module:X", r"'no_such_module:X' cannot be imported"),
+        ("method.name=math:Nothing", r"'math:Nothing' cannot be imported"),
+        ("method.name=':X'", r"':X' cannot be imported"),
+        ("method.name='.x:Y'", r"'\.x:Y' cannot be imported"),
+        ("method.name=math:sqrt", r"'math:sqrt' holds no class derived from sizewise\.Method"),
+    ],
+)
+def test_bad_override_is_one_clear_sentence(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(None, [override])
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"there is no config file '.*c\.toml'; check the path"),
+        (b"seed = ", r"is not valid TOML"),
+        (b"\xff\xfe", r"cannot be read"),
+    ],
+)
+def test_bad_file_is_one_clear_sentence(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_method_is_made_for_the_data(dataset: Dataset) -> None:
+    chosen = {"model": {"name": "mlp"}, "method": {"width": 0.5}, "seed": 3, "rounds": 9}
+    method = make_method(from_dict(chosen), dataset)
+    assert isinstance(method, FedAvg)
+    assert method.options == FedAvg.Options(width=0.5)
+    task = method.task
+    assert (task.image, task.classes, task.seed, task.rounds) == ((1, 4, 4), 3, 3, 9)
+
+
+def test_method_of_ones_own_is_found_by_module_and_class(dataset: Dataset) -> None:
+    config = from_dict({"method": {"name": f"{__name__}:Mine", "taste": 3}})
+    assert config.method.options == {"width": 1.0, "taste": 3}
+    assert isinstance(make_method(config, dataset), Mine)
+
+
+class Mine(FedAvg):
+    @dataclass(frozen=True)
+    class Options(FedAvg.Options):
+        taste: int = 1
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Config().seed = 3  # type: ignore[misc]

@@ -1,0 +1,266 @@
+"""The round loop: what is merged, what is refused, and who takes part when."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sizewise import config as configs
+from sizewise import session
+from sizewise.engines import Outcome
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.site import Site
+from sizewise.errors import ConfigError, NobodyCanTrain
+from sizewise.evaluation import Score
+from sizewise.federation import Federation, check_fleet
+from sizewise.plan import Plan, Refusal, Update
+from sizewise.run import RunFolder, Totals
+from sizewise.state import State, sha256
+
+Tamper = Callable[[Update], Outcome]
+
+TABLES: dict[str, Any] = {
+    "rounds": 3,
+    "model": {"name": "linear"},
+    "data": {"train_limit": 300, "test_limit": 50},
+    "fleet": {"devices": 4, "per_round": 4},
+}
+
+
+class FakeEngine:
+    """Trains for real, then does something to every update; evaluates to a made-up score."""
+
+    def __init__(self, site: Site, tamper: Tamper) -> None:
+        self.local = LocalEngine(site)
+        self.tamper = tamper
+
+    def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
+        for outcome in self.local.train(state, plans):
+            yield self.tamper(outcome) if isinstance(outcome, Update) else outcome
+
+    def evaluate(self, state: State) -> Mapping[str, Score]:
+        return {"full": Score(correct=1, loss_sum=2.0, samples=4)}
+
+    def close(self) -> None:
+        self.local.close()
+
+
+def federation(path: Path, tamper: Tamper = lambda update: update, **tables: object) -> Federation:
+    config = configs.from_dict({**TABLES, **tables})
+    setting = session.prepare(config)
+    site = Site(setting.method, setting.dataset, setting.partition)
+    folder = RunFolder.create(path, config)
+    folder.release()
+    return Federation(config, setting.method, setting.fleet, FakeEngine(site, tamper), folder)
+
+
+def updates(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "updates.jsonl").read_text().splitlines()]
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+
+
+def with_nan(update: Update) -> Update:
+    bias = update.tensors["head.bias"].clone()
+    bias[3] = float("nan")
+    return replace(update, tensors={**update.tensors, "head.bias": bias})
+
+
+def with_other_shape(update: Update) -> Update:
+    return replace(update, tensors={**update.tensors, "head.bias": torch.zeros(11)})
+
+
+def with_other_type(update: Update) -> Update:
+    return replace(update, tensors={**update.tensors, "head.bias": torch.zeros(10).double()})
+
+
+def with_another_tensor(update: Update) -> Update:
+    return replace(update, tensors={**update.tensors, "backdoor": torch.zeros(1)})
+
+
+SPOILT = {
+    with_nan: "'head.bias' holds values that are not finite",
+    with_other_shape: "'head.bias' is torch.float32 of shape (11,), expected torch.float32 of "
+    "shape (10,)",
+    with_other_type: "'head.bias' is torch.float64",
+    with_another_tensor: "'backdoor' was never sent to this device",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_spoilt_update_is_refused_whole_and_recorded(spoil: Tamper, tmp_path: Path) -> None:
+    """Nothing of it is merged: the others' mean is what it would be without that device."""
+
+    def silent(update: Update) -> Outcome:
+        plan = update.plan
+        return (
+            Refusal(plan.device, plan.round, plan.group, "silent") if plan.device == 2 else update
+        )
+
+    spoilt = federation(tmp_path / "spoilt", lambda u: spoil(u) if u.plan.device == 2 else u).run()
+    absent = federation(tmp_path / "absent", silent).run()
+    assert spoilt["state_sha256"] == absent["state_sha256"]
+    (entry,) = spoilt["refused"]
+    assert (entry["group"], entry["times"], entry["devices"]) == ("any", 3, [2])
+    assert SPOILT[spoil] in entry["reason"]
+    refused = [line for line in updates(tmp_path / "spoilt") if line["refused"]]
+    assert [(line["round"], line["device"]) for line in refused] == [(1, 2), (2, 2), (3, 2)]
+    assert [line["refused"] for line in history(tmp_path / "spoilt")] == [1, 1, 1]
+    assert spoilt["bytes_up"] == 3 * 3 * 650 * 4
+
+
+@pytest.mark.parametrize("server", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_a_round_in_which_nobody_delivers_keeps_the_state(server: str, tmp_path: Path) -> None:
+    """Also when the server has momentum that would carry it on."""
+
+    def only_first_round(update: Update) -> Update:
+        return update if update.plan.round == 0 else with_nan(update)
+
+    run = federation(tmp_path / "run", only_first_round, recipe={"server": server})
+    first = run.round(run.method.setup(), Totals(), 0)
+    second = run.round(first[0], first[1], 1)
+    assert sha256(second[0].tensors) == sha256(first[0].tensors)
+    assert sha256(second[0].memory) == sha256(first[0].memory)
+    assert (server == "fedavg") == (not first[0].memory)
+    assert second[2]["devices"] == 0
+    assert second[2]["train_loss"] is None
+    assert run.run()["rounds"] == 3
+
+
+def test_devices_without_data_or_budget_do_not_stop_the_others(tmp_path: Path) -> None:
+    fleet = {"devices": 4, "per_round": 4, "budgets": ["1kB", "1MB"]}
+    result = federation(tmp_path / "run", fleet=fleet).run()
+    (entry,) = result["refused"]
+    assert (entry["group"], entry["times"], entry["devices"]) == ("1kB", 6, [0, 1])
+    assert "needs 18,812 bytes, the device has 1,000" in entry["reason"]
+    assert result["peak_bytes"] == {"1kB": None, "1MB": 18812}
+    assert result["budget_bytes"] == {"1kB": 1000, "1MB": 1_000_000}
+
+
+def test_joins_and_upgrades_hold_from_their_round_on(tmp_path: Path) -> None:
+    fleet = {
+        "devices": 4,
+        "per_round": 4,
+        "budgets": ["1kB", "1MB"],
+        "event": [
+            {"round": 2, "upgrade": "1kB", "count": 1, "memory": "2MB"},
+            {"round": 3, "join": 2, "memory": "4MB"},
+        ],
+    }
+    run = federation(tmp_path / "run", fleet=fleet)
+    run.config.fleet  # noqa: B018
+    result = run.run()
+    lines = updates(tmp_path / "run")
+    trained = {
+        number: {line["device"]: line["group"] for line in lines if line["round"] == number}
+        for number in (1, 2, 3)
+    }
+    assert trained[1] == {0: "1kB", 1: "1kB", 2: "1MB", 3: "1MB"}
+    assert trained[2] == {0: "2MB", 1: "1kB", 2: "1MB", 3: "1MB"}
+    assert len(trained[3]) == 4
+    assert {4, 5} & trained[3].keys()
+    assert all(trained[3][number] == "4MB" for number in {4, 5} & trained[3].keys())
+    took_part = {(line["round"], line["device"]) for line in lines if line["refused"] is None}
+    assert (1, 0) not in took_part
+    assert (2, 0) in took_part
+    assert list(result["budget_bytes"]) == ["1kB", "1MB", "4MB", "2MB"]
+    assert result["peak_bytes"].keys() == result["budget_bytes"].keys()
+
+
+def test_every_metered_peak_is_the_predicted_one_and_within_budget(tmp_path: Path) -> None:
+    federation(tmp_path / "run", fleet={"devices": 4, "per_round": 2, "budgets": ["1MB"]}).run()
+    for line in updates(tmp_path / "run"):
+        assert line["peak_bytes"] == line["predicted"] <= line["budget"]
+
+
+def test_evaluates_when_asked_and_always_at_the_end(tmp_path: Path) -> None:
+    result = federation(tmp_path / "run", recipe={"eval_every": 2}).run()
+    assert [line.get("accuracy") for line in history(tmp_path / "run")] == [None, 0.25, 0.25]
+    assert result["accuracy"] == 0.25
+    assert history(tmp_path / "run")[1]["test_loss"] == {"full": 0.5}
+
+
+def test_the_observer_sees_each_round_once(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    run = federation(tmp_path / "run")
+    run.run(lambda line, totals: seen.append((line["round"], totals.rounds)))
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_flops_count_the_samples_that_were_trained_on(tmp_path: Path) -> None:
+    recipe = {"epochs": 2, "batch": 10, "max_steps": 3}
+    run = federation(tmp_path / "run", recipe=recipe, rounds=1)
+    run.run()
+    (first, *_) = updates(tmp_path / "run")
+    assert (first["samples"], first["steps"]) == (75, 3)
+    (stage,) = run.method.stages(0)
+    assert first["flops"] == 30 * run.method.flops_per_sample(run.method.main, stage)
+
+
+def test_nobody_can_take_part(tmp_path: Path) -> None:
+    fleet = {"devices": 4, "per_round": 4, "budgets": ["1kB", "18811"]}
+    run = federation(tmp_path / "run", fleet=fleet)
+    with pytest.raises(NobodyCanTrain, match="largest budget is 18,811 bytes .* least 18,812"):
+        check_fleet(run.method, run.fleet)
+
+
+METHOD = """
+from dataclasses import dataclass
+
+from sizewise.methods.fedavg import FedAvg
+
+class Halved(FedAvg):
+    @dataclass(frozen=True)
+    class Options(FedAvg.Options):
+        share: float = 0.5
+
+    def merge(self, state, updates):
+        new = super().merge(state, updates)
+        share = self.options.share
+        tensors = {n: t.lerp(new.tensors[n], share) for n, t in state.tensors.items()}
+        return type(new)(tensors)
+
+not_a_method = 3
+"""
+
+
+@pytest.fixture
+def _users_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their").mkdir()
+    (tmp_path / "their" / "__init__.py").touch()
+    (tmp_path / "their" / "methods.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("_users_method")
+def test_a_method_of_the_users_own(tmp_path: Path) -> None:
+    def run(name: str, **method: object) -> str:
+        return str(federation(tmp_path / name, method=method).run()["state_sha256"])
+
+    plain, whole, half = (
+        run("plain", name="fedavg"),
+        run("whole", name="their.methods:Halved", share=1.0),
+        run("half", name="their.methods:Halved"),
+    )
+    assert plain == whole != half
+    assert configs.load(tmp_path / "half" / "config.toml").method.options["share"] == 0.5
+
+
+@pytest.mark.usefixtures("_users_method")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("their.methods:Missing", "cannot be imported"),
+        ("nowhere.at_all:Method", "cannot be imported: No module named 'nowhere'"),
+        ("their.methods:not_a_method", "holds no class derived from sizewise.Method"),
+    ],
+)
+def test_a_method_that_is_none(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configs.from_dict({"method": {"name": name}})
