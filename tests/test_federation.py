@@ -154,7 +154,6 @@ def test_joins_and_upgrades_hold_from_their_round_on(tmp_path: Path) -> None:
         ],
     }
     run = federation(tmp_path / "run", fleet=fleet)
-    run.config.fleet  # noqa: B018
     result = run.run()
     lines = updates(tmp_path / "run")
     trained = {
@@ -206,7 +205,7 @@ def test_flops_count_the_samples_that_were_trained_on(tmp_path: Path) -> None:
 def test_nobody_can_take_part(tmp_path: Path) -> None:
     fleet = {"devices": 4, "per_round": 4, "budgets": ["1kB", "18811"]}
     run = federation(tmp_path / "run", fleet=fleet)
-    with pytest.raises(NobodyCanTrain, match="largest budget is 18,811 bytes .* least 18,812"):
+    with pytest.raises(NobodyCanTrain, match=r"largest budget is 18,811 bytes .* least 18,812"):
         check_fleet(run.method, run.fleet)
 
 

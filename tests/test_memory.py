@@ -1,12 +1,10 @@
 """The one promise: what `predict` says is what a `Meter` reads when the same step runs for real."""
 
 import copy
-import gc
 import json
-import pickle
-import weakref
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from sizewise import memory, models
 from sizewise.anatomy import Staged
 from sizewise.errors import ModelError
-from sizewise.memory import Meter, OutOfBudget, predict
+from sizewise.memory import Meter, predict
 from sizewise.step import training_step
 
 OPTIMIZERS = {
@@ -122,7 +120,7 @@ def test_prediction_equals_the_metered_peak(name, batch, width, frozen, optimize
 )
 def test_prediction_is_exact_for_any_chain_and_any_frozen_layers(widths, learns, batch, optimizer):
     sizes = [6, *widths, 3]
-    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
     module = nn.Sequential(*(m for layer in layers for m in (layer, nn.Tanh())))
     chosen = [str(2 * i) for i in range(len(layers)) if learns[i]] or ["0"]
     inputs, how = torch.randn(batch, 6), {"optimizer": OPTIMIZERS[optimizer], "trainable": chosen}
@@ -164,12 +162,12 @@ def test_what_the_parts_say():
 
 def test_inference_keeps_nothing_for_a_backward_pass():
     model = models.build("preresnet20", classes=10, image=(3, 32, 32))
-    inputs = torch.randn(4, 3, 32, 32)
+    inputs, targets = torch.randn(4, 3, 32, 32), labels(4)
     footprint = predict(model, inputs, training=False)
     assert footprint.activations == footprint.gradients == footprint.optimizer_state == 0
     model.eval()
     with torch.no_grad(), Meter() as meter:
-        meter.track(model, inputs, labels(4))
+        meter.track(model, inputs, targets)
         model(inputs)
     assert footprint.peak == meter.peak < predict(model, inputs).peak / 2
 
@@ -180,8 +178,8 @@ def mutual_step(module, optimizer, inputs, targets):
     first, second = (network(inputs) for network in module)
     loss = F.cross_entropy(first, targets) + F.cross_entropy(second, targets)
     for student, teacher in ((first, second), (second, first)):
-        target = teacher.detach().log_softmax(1)
-        loss = loss + F.kl_div(student.log_softmax(1), target, log_target=True)
+        goal = teacher.detach().softmax(1)
+        loss = loss + F.kl_div(student.log_softmax(1), goal, reduction="batchmean")
     loss.backward()
     optimizer.step()
 
@@ -229,13 +227,13 @@ def test_a_proximal_step_holds_what_it_received():
     step = partial(training_step, proximal=0.1)
     footprint = predict(module, inputs, step=step, anchored=True)
     anchors = [parameter.detach().clone() for parameter in module.parameters()]
+    working, targets = SGD(module.parameters()), labels(5)
     with Meter() as meter:
-        meter.track(module, inputs, labels(5), anchors)
-        working, targets = SGD(module.parameters()), labels(5)
+        meter.track(module, inputs, targets, anchors)
         for _ in range(2):
             step(module, working, inputs, targets, anchors)
     assert footprint.parameters == 2 * predict(module, inputs).parameters
-    assert meter.peak == footprint.peak + 8 * 5  # the labels are counted twice here
+    assert meter.peak == footprint.peak
 
 
 class Recurrent(nn.Module):
@@ -316,92 +314,3 @@ def test_the_cache_knows_equal_modules_from_different_ones():
     assert len(runs) == 5
     ask(Scaled(2), optimizer=partial(Adam, lr=1e-3))
     assert len(runs) == 5
-
-
-def test_meter_counts_storages_not_tensors():
-    base = torch.zeros(10)
-    with Meter() as meter:
-        meter.track(base, [base[2:], {"again": base}])
-        assert meter.live == 40
-        views = base.view(2, 5).t(), base[3:]
-        assert meter.live == 40
-        doubled = base * 2
-        assert meter.live == 80
-        del doubled
-        assert meter.live == 40
-        base.resize_(30)
-        assert meter.live == 120
-        del base, views
-        assert (meter.live, meter.peak) == (0, 120)
-
-
-def test_meter_can_be_used_again_and_leaves_nothing_behind():
-    meter, tensor = Meter(), torch.zeros(10)
-    for _ in range(2):
-        with meter:
-            meter.track(tensor)
-            kept = tensor + 1
-            assert meter.live == 80
-        assert (meter.live, meter.peak) == (0, 80)
-        assert weakref.getweakrefcount(kept.untyped_storage()) == 0
-    gone = weakref.ref(meter)
-    del meter
-    gc.collect()
-    assert gone() is None
-
-
-def test_meter_tracks_gradients_and_optimizer_state():
-    module = nn.Linear(10, 10, bias=False)
-    optimizer = SGD(module.parameters(), momentum=0.9)
-    training_step(module, optimizer, torch.zeros(1, 10), labels(1))
-    meter = Meter()
-    meter.track(module, optimizer)
-    assert meter.live == 3 * 400
-
-
-def test_a_budget_of_exactly_the_prediction_passes_and_one_byte_less_does_not():
-    model = models.build("cnn", classes=10, image=(3, 32, 32))
-    batch = torch.randn(4, 3, 32, 32), labels(4)
-    optimizer = SGD(model.parameters(), momentum=0.9)
-    peak = predict(model, batch[0], optimizer=OPTIMIZERS["momentum"]).peak
-
-    def run(budget):
-        with Meter(budget) as meter:
-            meter.track(model, optimizer, *batch)
-            training_step(model, optimizer, *batch)
-        return meter.peak
-
-    run(None)
-    assert run(peak) == peak
-    with pytest.raises(OutOfBudget) as caught:
-        run(peak - 1)
-    error = caught.value
-    assert (error.live, error.budget) == (peak, peak - 1)
-    assert error.dtype == "float32"
-    assert len(error.shape) == 4
-    assert error.layer.startswith("blocks.") or error.layer.startswith("stem.")
-    assert error.layer.endswith("(backward)")
-    assert f"{peak:,} bytes" in str(error)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
-    assert run(peak) == peak  # the process is fine and the next step works
-
-
-class Greedy(nn.Module):
-    """Allocates more at run time than its tensors declare."""
-
-    def forward(self, x):
-        return x + torch.zeros(100_000).sum()
-
-
-def test_a_planted_overrun_names_the_layer():
-    module = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.ReLU(), Greedy()), nn.Linear(6, 4))
-    optimizer = SGD(module.parameters())
-    with pytest.raises(OutOfBudget) as caught, Meter(10_000) as meter:
-        meter.track(module)
-        training_step(module, optimizer, torch.zeros(3, 6), labels(3))
-    assert caught.value.layer == "1.1"
-    assert caught.value.shape == (100_000,)
-    assert "aten.zeros" in caught.value.op or "aten.empty" in caught.value.op
-    assert not torch.nn.modules.module._global_forward_hooks
-    with pytest.raises(OutOfBudget, match="no layer"):
-        Meter(100).track(module)

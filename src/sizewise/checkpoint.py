@@ -1,9 +1,10 @@
 """Files that survive a crash: written under a temporary name, synced, then renamed.
 
 A reader sees either the old file or the whole new one. A checkpoint is one safetensors file; its
-metadata holds the small facts as JSON, among them a hash of its tensors, so damage is noticed.
+metadata holds the small facts as JSON, and a hash of facts and tensors, so damage is noticed.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -39,21 +40,26 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write named tensors and JSON-able facts into one safetensors file."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    facts = {**facts, "sha256": sha256(own)}
-    write_bytes(path, save(own, metadata={"sizewise": json.dumps(facts)}))
+    text = json.dumps(facts)
+    write_bytes(path, save(own, metadata={"sizewise": text, "sha256": _hash(own, text)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_tensors` wrote; raise CheckpointError if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["sizewise"])
+            metadata = file.metadata() or {}
+            text, expected = metadata["sizewise"], metadata["sha256"]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(_damaged(path, str(error))) from None
-    if facts.pop("sha256", None) != sha256(tensors):
-        raise CheckpointError(_damaged(path, "its tensors do not match their hash"))
-    return tensors, facts
+    if _hash(tensors, text) != expected:
+        raise CheckpointError(_damaged(path, "its contents do not match their hash"))
+    return tensors, json.loads(text)
+
+
+def _hash(tensors: Mapping[str, Tensor], text: str) -> str:
+    return hashlib.sha256((sha256(tensors) + text).encode()).hexdigest()
 
 
 def _damaged(path: Path, why: str) -> str:
@@ -92,6 +98,9 @@ class DeviceFiles(Mapping[int, Mapping[str, Tensor]]):
 
     def __getitem__(self, device: int) -> dict[str, Tensor]:
         return read_tensors(Path(self.paths[device]))[0]
+
+    def __contains__(self, device: object) -> bool:
+        return device in self.paths  # without reading the file, as a Mapping would
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.paths)

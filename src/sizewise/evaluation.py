@@ -55,7 +55,7 @@ def batch_count(samples: int, batch: int) -> int:
     A last batch of less than half the size joins the one before it: batch statistics of a few
     samples would be noise.
     """
-    return max(1, round(samples / batch))
+    return max(1, (samples + batch // 2) // batch)
 
 
 @torch.no_grad()

@@ -81,6 +81,10 @@ class EventConfig:
             raise ConfigError(
                 "a fleet.event needs either join = N (new devices) or upgrade = 'class name'"
             )
+        if self.count is not None and self.count < 1:
+            raise ConfigError(
+                f"fleet.event.count must be at least 1, not {self.count}; leave it out for all"
+            )
 
 
 @dataclass(frozen=True)

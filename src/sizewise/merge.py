@@ -48,8 +48,9 @@ class CoverageMean:
         old = self._tensors[slot.name]
         if not old.is_floating_point():
             # Counters such as num_batches_tracked: the furthest one is the useful one.
-            best = self._sums.get(slot.name)
-            self._sums[slot.name] = tensor.clone() if best is None else torch.maximum(best, tensor)
+            best = self._sums.setdefault(slot.name, old.clone())
+            place = ... if slot.index is None else grid(slot.index, old.shape)
+            best[place] = torch.maximum(best[place], tensor)
             return
         if slot.name not in self._sums:
             self._sums[slot.name] = torch.zeros_like(old)

@@ -66,14 +66,15 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         module: A model prepared with `sbn`; changed in place to use the new statistics.
         batches: Normalised images (B, C, H, W) that cover the training data once.
     """
+    module.eval()  # Only the norms train: dropout would draw from the global generator.
+    device = next(module.parameters()).device
     for _, norm in _batch_norms(module):
+        norm.train()
         norm.track_running_stats = True
         norm.momentum = None  # A cumulative average instead of an exponential one.
-        device = next(norm.parameters()).device
         norm.running_mean = torch.zeros(norm.num_features, device=device)
         norm.running_var = torch.ones(norm.num_features, device=device)
         norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=device)
-    module.train()
     for images in batches:
         module(images)
     return module.eval()

@@ -70,7 +70,7 @@ class Recipe:
         for name in ("epochs", "batch", "eval_batch", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"recipe.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "server_lr", "server_tau"):
+        for name in ("lr", "decay", "server_lr", "server_tau"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"recipe.{name} must be a positive number, not {value}")
@@ -80,7 +80,7 @@ class Recipe:
                 raise ConfigError(f"recipe.{name} must not be negative, not {value}")
         for name in ("clip", "max_steps"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise ConfigError(
                     f"recipe.{name} must be positive, not {value}; leave it out instead"
                 )
@@ -96,6 +96,7 @@ class Recipe:
         if self.schedule == "exponential":
             return self.lr * self.decay**round_index
         if self.schedule == "steps":
-            marks = (mark * rounds if mark < 1 else mark for mark in self.milestones)
+            # Rounded, because 0.55 * 100 is a little more than 55.
+            marks = (round(m * rounds, 6) if m < 1 else m for m in self.milestones)
             return self.lr * self.decay ** sum(round_index >= mark for mark in marks)
         return self.lr

@@ -9,6 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from sizewise.errors import ConfigError
@@ -50,9 +51,10 @@ def format_flops(amount: float) -> str:
 
 
 def _in_units(amount: float, units: Sequence[tuple[str, int]]) -> str:
-    unit, size = next((u for u in units if amount >= u[1]), units[-1])
+    # What would be rounded to 1000 of a unit is 1 of the next.
+    unit, size = next((u for u in units if amount >= 0.9995 * u[1]), units[-1])
     scaled = amount / size
-    return f"{scaled:.3g} {unit}" if scaled < 1000 else f"{scaled:,.0f} {unit}"
+    return f"{scaled:.3g} {unit}" if scaled < 999.5 else f"{scaled:,.0f} {unit}"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -169,10 +169,11 @@ def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
     Frozen tensors are left out: they are not sent and do not count as covered.
     """
     parameters = dict(module.named_parameters())
-    learned = {name for stage in stages for name in parameters if learns(name, stage.trainable)}
-    holders = {name.rpartition(".")[0] for name in learned}
+    state = module.state_dict()
+    learned = {name for stage in stages for name in state if learns(name, stage.trainable)}
+    holders = {name.rpartition(".")[0] for name in learned if name in parameters}
     return {
         name: tensor.detach().clone()
-        for name, tensor in module.state_dict().items()
+        for name, tensor in state.items()
         if name in learned or (name not in parameters and name.rpartition(".")[0] in holders)
     }

@@ -188,6 +188,8 @@ def _open_folder(files: Mapping[str, list[Path]]) -> Mapping[str, Split]:
 def _open_hub(source: Source) -> Mapping[str, Split]:
     import datasets
 
+    # It would report every retry; what counts is whether the last one worked.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     splits: Mapping[str, Split] = datasets.load_dataset(source.hub, source.config, streaming=True)
     return splits
 

@@ -35,7 +35,7 @@ def find(name: str) -> "type[Method]":
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"method {name!r} cannot be imported: {error}") from None
     return _only_method(name, {attribute: found})
 

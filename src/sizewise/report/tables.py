@@ -26,7 +26,7 @@ def announce(federation: Federation) -> None:
 def show_result(result: Mapping[str, Any]) -> None:
     """Print a finished run: its models, its device classes, who was refused."""
     console = Console(highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class")
     table.add_column("budget", justify="right")
     table.add_column("metered peak", justify="right")
@@ -53,21 +53,21 @@ def show_result(result: Mapping[str, Any]) -> None:
 
 def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what each device class would train, stage by stage where there are several."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class")
     table.add_column("devices", justify="right")
     table.add_column("trains")
-    for name in ("budget", "needs", "down", "up", "steps", "FLOPs"):
-        table.add_column(name, justify="right")
+    for name in ("budget", "needs", "down", "up", "steps", "GFLOP"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         what = "nothing" if row["refused"] else row["size"]
         head = (row["group"], f"{row['devices']:,}", what, _bytes(row["budget"], "any"))
         sent = (format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]))
-        work = () if row["refused"] else (*sent, f"{row['steps']:,}", format_flops(row["flops"]))
+        work = () if row["refused"] else (*sent, f"{row['steps']:,}", f"{row['flops'] / 1e9:,.3g}")
         table.add_row(*head, format_bytes(row["predicted"]), *work)
         for stage in row["stages"] if len(row["stages"]) > 1 else ():
             needs = format_bytes(stage["bytes"]["peak"])
-            numbers = (f"{stage['steps']:,}", format_flops(stage["flops"]))
+            numbers = (f"{stage['steps']:,}", f"{stage['flops'] / 1e9:,.3g}")
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
     console = Console(highlight=False)
     console.print(table)
