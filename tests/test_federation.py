@@ -239,8 +239,8 @@ def _users_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_users_method")
 def test_a_method_of_the_users_own(tmp_path: Path) -> None:
-    def run(name: str, **method: object) -> str:
-        return str(federation(tmp_path / name, method=method).run()["state_sha256"])
+    def run(folder: str, **method: object) -> str:
+        return str(federation(tmp_path / folder, method=method).run()["state_sha256"])
 
     plain, whole, half = (
         run("plain", name="fedavg"),

@@ -36,7 +36,7 @@ def memories(fleet: Fleet, round_index: int = 0) -> list[int | None]:
 def test_scenarios_are_dealt_in_quarters(scenario: str, budgets: tuple[int, ...]) -> None:
     fleet = fleet_of(FleetConfig(devices=8, scenario=scenario))
     assert memories(fleet) == [budget for budget in budgets for _ in range(2)]
-    assert fleet.device(0, 0).group == "1/8" if scenario == "lack" else "1/6"
+    assert fleet.device(0, 0).group == ("1/8" if scenario == "lack" else "1/6")
 
 
 @given(st.integers(1, 200), st.integers(1, 6))

@@ -33,7 +33,8 @@ def test_the_run_does_what_the_plan_says(recipe: dict[str, Any], tmp_path: Path)
     with session.started(config, tmp_path / "run") as federation:
         result = federation.run()
     assert rows.keys() == result["budget_bytes"].keys()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "updates.jsonl").open()]
+    text = (tmp_path / "run" / "updates.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     assert len(lines) == 6
     for line in lines:
         row = rows[line["group"]]
@@ -41,7 +42,8 @@ def test_the_run_does_what_the_plan_says(recipe: dict[str, Any], tmp_path: Path)
         if row["refused"] is None:
             for key in ("size", "budget", "predicted", "bytes_up", "bytes_down", "steps", "flops"):
                 assert row[key] == line[key], key
-            assert row["predicted"] == line["peak_bytes"]
+            # The first step finds no momentum yet, and a shard may have no second whole batch.
+            assert line["peak_bytes"] <= row["predicted"]
             assert max(stage["bytes"]["peak"] for stage in row["stages"]) == row["predicted"]
     assert sum(row["devices"] for row in rows.values()) == 6
 
@@ -55,7 +57,7 @@ def test_a_class_that_cannot_take_part_is_told_what_it_lacks(
     assert json.loads(json.dumps(rows)) == rows
     tables.show_plan(rows)
     shown = capsys.readouterr().out
-    assert "cannot" in shown
+    assert rows[0]["refused"] in shown
     assert "1MB" in shown
 
 
@@ -67,7 +69,8 @@ def test_devices_that_come_later_have_rows_too() -> None:
         "event": [{"round": 3, "join": 2, "memory": "3MB"}],
     }
     method = {"name": "fedavg", "width": 0.5}
-    rows = preview.rows(configs.from_dict({**CONFIG, "fleet": fleet, "method": method}))
+    config = {**CONFIG, "model": {"name": "cnn"}, "fleet": fleet, "method": method}
+    rows = preview.rows(configs.from_dict(config))
     assert [(row["group"], row["devices"]) for row in rows] == [
         ("1/6", 1),
         ("1/3", 1),

@@ -12,6 +12,7 @@ SOURCES = sorted(Path(sizewise.__file__).parent.rglob("*.py"))
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 BUILTINS = {"eval", "exec", "compile"}
 METHODS = {"torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "np.load", "numpy.load"}
+FLAGS = {"allow_pickle", "trust_remote_code"}
 # A multiprocessing connection pickles what goes through these; send_bytes and recv_bytes do not.
 PICKLING = {"recv", "send_pyobj", "recv_pyobj"}
 
@@ -30,9 +31,9 @@ def offences(tree: ast.AST) -> Iterator[str]:
             called = ast.unparse(node.func)
             attribute = called.rpartition(".")[2] if isinstance(node.func, ast.Attribute) else ""
             yield from (BUILTINS | METHODS) & {called} | PICKLING & {attribute}
-        elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
-            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
-                yield f"{node.arg}={ast.unparse(node.value)}"
+        elif isinstance(node, ast.keyword) and node.arg in FLAGS:
+            value = ast.unparse(node.value)
+            yield from {f"{node.arg}={value}"} - {f"{node.arg}=False"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ Real kills are few, because each costs a start of Python and torch. The crash te
 all others: it stops a run before and after every single file that becomes visible.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,51 +230,48 @@ class Crash(BaseException):
 
 
 class Writes:
-    """Counts what becomes visible on disk, and crashes before or after one of those moments."""
+    """Counts the moments at which something has become durable, and crashes at one of them.
+
+    A file is synced before it is renamed and its folder afterwards, a log once it has grown: so
+    these are the moments between any two changes of the folder.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.count, self.crash_at, self.after = 0, -1, False
-        rename, fsync = Path.rename, os.fsync
-
-        def renamed(path: Path, target: Path) -> Path:
-            self.moment(before=True)
-            result = rename(path, target)
-            self.moment(before=False)
-            return result
+        self.count, self.crash_at = 0, -1
+        fsync = os.fsync
 
         def synced(descriptor: int) -> None:
             fsync(descriptor)
-            self.moment(before=False)
+            self.count += 1
+            if self.count == self.crash_at:
+                raise Crash
 
-        patch.setattr(Path, "rename", renamed)
         patch.setattr(os, "fsync", synced)
-
-    def moment(self, *, before: bool) -> None:
-        self.count += 1
-        if self.count == self.crash_at:
-            raise Crash
 
 
 @pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writes]:
-    yield Writes(monkeypatch)
-    monkeypatch.undo()
+def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
+    return Writes(monkeypatch)
 
 
-def test_a_crash_at_every_write(writes: Writes, tmp_path: Path) -> None:
+def test_a_crash_at_every_write(
+    writes: Writes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = {
         **ALONE,
         "rounds": 3,
         "model": {"name": "linear"},
-        "fleet": {"devices": 2, "per_round": 2},
+        "fleet": {"devices": 3, "per_round": 2},
         "recipe": {"server": "fedavgm"},
         "data": {"train_limit": 60, "test_limit": 20},
     }
     chosen = config.from_dict(tables)
+    data = session.prepare(chosen).dataset
+    monkeypatch.setattr(session.sources, "load", lambda *names, **options: data)
     with session.started(chosen, tmp_path / "whole") as federation:
         expected = facts(federation.run(), tmp_path / "whole")
     total, tried = writes.count, 0
-    assert total > 40
+    assert total > 30
     for crash_at in range(1, total + 1):
         run = tmp_path / str(crash_at)
         writes.count, writes.crash_at = 0, crash_at
@@ -284,7 +282,7 @@ def test_a_crash_at_every_write(writes: Writes, tmp_path: Path) -> None:
             assert facts(resume(run), run) == expected, f"crash at write {crash_at}"
             tried += 1
         shutil.rmtree(run)
-    assert tried >= total - 2
+    assert tried == total - 1
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
@@ -302,7 +300,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(
         data[-100] ^= 1
     newest.write_bytes({"flipped": data, "truncated": data[:-9], "empty": b""}[damage])
     logs = [(run / name).read_bytes() for name in ("updates.jsonl", "history.jsonl")]
-    with pytest.raises(CheckpointError, match="round-000003.safetensors' is damaged .* delete it"):
+    with pytest.raises(CheckpointError, match=r"round-000003.safetensors' is damaged .* delete it"):
         resume(run)
     assert [(run / name).read_bytes() for name in ("updates.jsonl", "history.jsonl")] == logs
     newest.unlink()
@@ -313,18 +311,16 @@ def test_logs_shorter_than_their_checkpoint_are_noticed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train({**ALONE, "rounds": 2}, run)
     (run / "history.jsonl").write_text("")
-    with pytest.raises(CheckpointError, match="history.jsonl' is missing or shorter"):
+    with pytest.raises(CheckpointError, match=r"history.jsonl' is missing or shorter"):
         resume(run)
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path, writes: Writes) -> None:
     path = tmp_path / "state.safetensors"
     checkpoint.write_tensors(path, {"w": torch.ones(3)}, {"round": 1})
-    for crash_at in (1, 2, 3, 4):
+    for crash_at in (1, 2):
         writes.count, writes.crash_at = 0, crash_at
-        try:
+        with contextlib.suppress(Crash):
             checkpoint.write_tensors(path, {"w": torch.zeros(3)}, {"round": 2})
-        except Crash:
-            pass
         tensors, known = checkpoint.read_tensors(path)
         assert (float(tensors["w"][0]), known["round"]) in [(1.0, 1), (0.0, 2)]

@@ -35,8 +35,10 @@ def test_bytes_as_a_number_are_themselves(number: int) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "MB", "-3MB", "0", "0.9", 0, -1, 0.5, float("nan"), float("inf"), "nan", "9" * 400 + "."]
-    + ["20 TB", "1e6", "20MBit", True, None, [20], "2 0MB"],
+    [
+        *("", "MB", "-3MB", "0", "0.9", 0, -1, 0.5, float("nan"), float("inf"), "nan", "5."),
+        *("20 TB", "1e6", "20MBit", True, None, [20], "2 0MB"),
+    ],
 )
 def test_other_bytes_are_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r'fleet\.x must be .* such as 20000000, "20MB"'):

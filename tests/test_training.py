@@ -86,21 +86,16 @@ def test_sgd_step_by_hand() -> None:
 
 
 def test_proximal_pull_by_hand() -> None:
-    # Logits do not depend on the weight when inputs are 0: only the pull moves it.
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
-    shard = Shard(torch.zeros(4, 1, 1, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64),
-                  torch.arange(4), TRANSFORM)  # fmt: skip
     nn.init.constant_(model[1].weight, 2.0)
 
-    def push_then_data(
-        module: nn.Module, images: torch.Tensor, labels: torch.Tensor
-    ) -> torch.Tensor:
-        return module[1].weight.sum() + 0 * module(images).sum()
+    def sum_of_weights(module: nn.Module, images: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return module[1].weight.sum()
 
-    recipe = Recipe(**PLAIN, proximal=0.5)
-    fit(model, Stage(lr=0.1, epochs=3), shard, recipe, generator(), loss=push_then_data)
-    # gradient 1 + 0.5 (w - 2): w = 1.9, then 1.805, then 1.71475.
-    torch.testing.assert_close(model[1].weight, torch.full((2, 2), 1.71475))
+    recipe, stage = Recipe(**PLAIN, proximal=0.5), Stage(lr=0.1, epochs=3)
+    fit(model, stage, shard_of(4), recipe, generator(), loss=sum_of_weights)
+    # The gradient is 1 + 0.5 (w - 2): w = 1.9, then 1.805, then 1.71475.
+    torch.testing.assert_close(model[1].weight.detach(), torch.full((2, 2), 1.71475))
 
 
 def test_clipping_bounds_the_whole_gradient() -> None:

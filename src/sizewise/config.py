@@ -60,9 +60,13 @@ class EngineConfig:
 
     Attributes:
         workers: Processes that train devices, one thread each; 1 trains in this process.
+        enforce: Hold every training step to its device's budget. Otherwise only the first steps of
+            each kind of work are metered, which is enough unless a model's appetite depends on
+            its data; costs 7 to 18 % of the speed.
     """
 
     workers: int = 1
+    enforce: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -131,6 +135,7 @@ def make_method(config: Config, dataset: Dataset) -> Method:
         classes=dataset.classes,
         seed=config.seed,
         rounds=config.rounds,
+        enforce=config.engine.enforce,
     )
     method = methods.find(config.method.name)
     return method(task, build(method.Options, config.method.options, "method"))

@@ -96,7 +96,7 @@ class Method:
         return replace(plan, budget=device.memory, predicted=peak)
 
     def footprint(self, piece: Piece, stage: Stage) -> Footprint:
-        """Return the predicted bytes and FLOPs of one training step of a stage."""
+        """Return the predicted bytes of one training step of a stage."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._footprints:
             recipe, module = self.task.recipe, self.module(piece)
@@ -106,7 +106,8 @@ class Method:
                 step=training.make_step(recipe, self.loss),
                 anchored=recipe.proximal > 0,
                 optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
-                trainable=stage.trainable,
+                # Said in full: an earlier stage may have left parts of the working copy frozen.
+                trainable=stage.trainable or [name for name, _ in module.named_parameters()],
             )
         return self._footprints[key]
 
@@ -143,16 +144,20 @@ class Method:
         """Train a plan's stages one after the other and pack up what learned."""
         recipe, seed = self.task.recipe, self.task.seed
         generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
-        # Peaks depend on shapes only: meter the first device of each kind, reuse its figure.
+        # Peaks depend on shapes only: the first device of each kind is metered, and its figure
+        # serves the others. A meter that finds its budget crossed ends the device's work.
         kind = (plan.piece.size, *(s.name for s in plan.stages), min(len(shard), 2 * recipe.batch))
-        meter = None if kind in self._metered else Meter()
+        known = self._metered.get(kind)
+        trusted = known is not None and (plan.budget is None or known <= plan.budget)
+        meter = None if trusted and not self.task.enforce else Meter(plan.budget)
+        watched = None if self.task.enforce else training.METERED_STEPS
         with rng.seeded(seed, "dropout", plan.round, plan.device):
             fits = [
-                training.fit(module, stage, shard, recipe, generator, loss=self.loss, meter=meter)
+                training.fit(module, stage, shard, recipe, generator, self.loss, meter, watched)
                 for stage in plan.stages
             ]
         if meter is not None:
-            self._metered[kind] = meter.peak
+            self._metered[kind] = max(meter.peak, known or 0)
         steps = sum(fit.steps for fit in fits)
         return Update(
             plan=plan,

@@ -9,7 +9,7 @@ from sizewise.fleet import Device
 from sizewise.session import Setting, prepare
 from sizewise.state import State
 from sizewise.structure import plain
-from sizewise.training import trained
+from sizewise.training import trained, workload
 from sizewise.view import cut, size_in_bytes
 
 
@@ -44,11 +44,12 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         {
             "name": stage.name,
             "epochs": stage.epochs,
-            "steps": stage.epochs * -(-samples // recipe.batch),
-            "flops": method.flops_per_sample(plan.piece, stage) * stage.epochs * samples,
+            "steps": steps,
+            "flops": method.flops_per_sample(plan.piece, stage) * seen,
             "bytes": plain(method.footprint(plan.piece, stage)),
         }
         for stage in plan.stages
+        for steps, seen in [workload(stage, samples, recipe)]
     ]
     return {
         "size": plan.piece.size,

@@ -34,6 +34,7 @@ class Task:
         classes: Number of classes.
         seed: The run's seed.
         rounds: Length of the run.
+        enforce: Meter every training step, not only the first ones of each kind of work.
     """
 
     model: ModelConfig
@@ -42,6 +43,7 @@ class Task:
     classes: int
     seed: int = 0
     rounds: int = 1
+    enforce: bool = False
 
     def build(self, width: float = 1.0) -> nn.Module:
         """Build the model at a width ratio, with fresh weights that depend on the seed alone."""

@@ -100,9 +100,9 @@ def fit(
     shard: Shard,
     recipe: Recipe,
     generator: torch.Generator,
-    *,
     loss: Loss = cross_entropy,
     meter: Meter | None = None,
+    watched: int | None = METERED_STEPS,
 ) -> Fit:
     """Train one stage on a device's data.
 
@@ -115,6 +115,7 @@ def fit(
         loss: What to minimise.
         meter: Watches the first steps, if given. A plan's cost depends on shapes only, so the
             other steps run unwatched and at full speed.
+        watched: How many steps it watches; None is all of them.
     """
     module.train()
     parameters = freeze(module, stage.trainable)
@@ -123,7 +124,7 @@ def fit(
     step = make_step(recipe, loss)
     steps, total = 0, torch.zeros(())
     for images, labels in _stream(stage, shard, recipe, generator):
-        if meter is not None and steps < METERED_STEPS:
+        if meter is not None and (watched is None or steps < watched):
             with meter:
                 meter.track(module, optimizer, images, labels, anchors)
                 value = step(module, optimizer, images, labels, anchors)

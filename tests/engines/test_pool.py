@@ -16,7 +16,6 @@ from sizewise import session
 from sizewise.config import Config
 from sizewise.data import partitions
 from sizewise.engines import Engine
-from sizewise.engines.arena import Arena
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
@@ -158,24 +157,3 @@ def test_an_exception_in_a_worker_is_told_in_the_main_process(
     plan = setting.method.plan(state, setting.fleet.device(0, 0), 0)
     with pytest.raises(EngineError, match="no partition is not a saved partition"):
         list(pools[2].train(state, [plan]))
-
-
-def test_an_arena_holds_every_kind_of_tensor_and_grows() -> None:
-    tensors = {
-        "weight": torch.randn(3, 5),
-        "half": torch.randn(7).bfloat16(),
-        "count": torch.tensor(12),
-        "mask": torch.tensor([True, False, True]),
-        "empty": torch.empty(0, 4),
-        "cut": torch.arange(12.0).reshape(3, 4)[:, ::2],
-    }
-    ours = Arena()
-    theirs = Arena(os.dup(ours.descriptor))
-    for factor in (1, 100):
-        tensors["more"] = torch.arange(float(factor))
-        layout = json.loads(json.dumps(ours.write(tensors)))
-        copies = theirs.read(layout)
-        torch.testing.assert_close(copies, tensors, rtol=0, atol=0)
-    del copies
-    ours.close()
-    theirs.close()

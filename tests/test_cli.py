@@ -1,0 +1,413 @@
+"""The command line, as a user or a script meets it."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from sizewise import checkpoint, cli, config
+
+KEYS = [
+    "accuracy",
+    "sizes",
+    "rounds",
+    "bytes_up",
+    "bytes_down",
+    "peak_bytes",
+    "budget_bytes",
+    "flops",
+    "seconds",
+    "refused",
+    "state_sha256",
+    "run_dir",
+]
+
+CONFIG = """
+seed = 3
+rounds = 3
+[model]
+name = "mlp"
+args = { hidden = [16] }
+[data]
+train_limit = 400
+test_limit = 100
+[fleet]
+per_round = 6
+budgets = ["5kB", "1MB", "2MB"]
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+def sizewise(*arguments: str | Path) -> Answer:
+    """Run a command in this process; starting one of its own would take seconds."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    command = ["sizewise", *map(str, arguments)]
+    with (
+        mock.patch.object(sys, "argv", command),
+        mock.patch.dict(os.environ),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config and a finished run of it."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "config.toml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answer(home: Path) -> Answer:
+    return sizewise("run", home / "config.toml", "--out", home / "run", "--json")
+
+
+def test_json_is_the_object_of_the_contract(answer: Answer, home: Path) -> None:
+    assert answer.code == 0
+    (line,) = answer.out.splitlines()
+    result = json.loads(line)
+    assert list(result) == KEYS
+    assert 0 < result["accuracy"] <= 1
+    assert result["sizes"] == {"full": result["accuracy"]}
+    assert result["rounds"] == 3
+    assert result["budget_bytes"] == {"5kB": 5000, "1MB": 1_000_000, "2MB": 2_000_000}
+    assert result["peak_bytes"].keys() == result["budget_bytes"].keys()
+    assert result["peak_bytes"]["5kB"] is None
+    assert 5000 < result["peak_bytes"]["1MB"] < 1_000_000
+    (refused,) = result["refused"]
+    assert refused["group"] == "5kB"
+    assert "the device has 5,000" in refused["reason"]
+    assert refused["times"] >= len(refused["devices"]) > 0
+    assert result["bytes_up"] == result["bytes_down"] > 0
+    assert result["flops"] > 0
+    assert result["seconds"] > 0
+    assert result["run_dir"] == str(home / "run")
+
+
+def test_stderr_is_one_line_without_a_terminal(answer: Answer, home: Path) -> None:
+    (line,) = answer.err.splitlines()
+    assert line.startswith("fedavg on digits (iid), mlp, 20 devices, 6 a round")
+    assert "devices disclose: weights" in line
+    assert str(home / "run") in line
+
+
+def test_the_run_folder_is_complete(answer: Answer, home: Path) -> None:
+    run, result = home / "run", json.loads(answer.out)
+    assert config.load(run / "config.toml") == config.load(home / "config.toml")
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in history] == [1, 2, 3]
+    assert history[-1]["accuracy"] == result["accuracy"]
+    updates = [json.loads(line) for line in (run / "updates.jsonl").read_text().splitlines()]
+    assert len(updates) == 3 * 6
+    assert sum(line.get("bytes_up", 0) for line in updates) == result["bytes_up"]
+    assert sum(line["refused"] is not None for line in updates) == result["refused"][0]["times"]
+    final, _ = checkpoint.read_tensors(run / "final.safetensors")
+    assert checkpoint.sha256(final) == result["state_sha256"]
+    assert [path.name for path in sorted((run / "checkpoints").glob("*.safetensors"))] == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+    ]
+    summary = json.loads((run / "partition.json").read_text())
+    assert summary["devices"] == 20
+    assert len(summary["histogram"]) == 20
+    assert (run / "partition.safetensors").exists()
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_the_config_of_a_run_gives_that_run_again(answer: Answer, home: Path) -> None:
+    again = sizewise("run", home / "run" / "config.toml", "--out", home / "again", "--json")
+    assert json.loads(again.out)["state_sha256"] == json.loads(answer.out)["state_sha256"]
+
+
+def test_resume_of_a_finished_run_says_the_same(answer: Answer, home: Path) -> None:
+    again = sizewise("resume", home / "run", "--json")
+    assert (again.code, again.out) == (0, answer.out)
+
+
+def test_a_process_of_its_own_with_two_workers_gives_the_same_bits(
+    answer: Answer, home: Path
+) -> None:
+    """The installed command, in another folder, with a folder of its own choice for the run."""
+    (home / "elsewhere").mkdir()
+    command = [Path(sys.executable).with_name("sizewise"), "run", home / "config.toml"]
+    done = subprocess.run(
+        [*command, "--set", "engine.workers=2", "--json"],
+        cwd=home / "elsewhere",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    result, expected = json.loads(done.stdout.splitlines()[-1]), json.loads(answer.out)
+    same = [key for key in KEYS if key not in ("seconds", "run_dir")]
+    assert [result[key] for key in same] == [expected[key] for key in same]
+    (run,) = (home / "elsewhere" / "runs").iterdir()
+    assert result["run_dir"] == f"runs/{run.name}"
+    assert run.name.endswith("-fedavg-digits")
+
+
+def test_a_table_for_people(answer: Answer, home: Path) -> None:
+    shown = sizewise("resume", home / "run")
+    assert shown.code == 0
+    assert "metered peak" in shown.out
+    assert "did not train" in shown.out
+    assert f"accuracy  {json.loads(answer.out)['accuracy']:.1%}" in shown.out
+    assert "refused" in shown.out
+    assert max(map(len, shown.out.replace(str(home), "").splitlines())) <= 80
+
+
+BAD = {
+    "unknown key": ("recipe.lrr=1", "unknown key 'recipe.lrr'; did you mean 'lr'?"),
+    "unknown table": ("fleets.devices=3", "unknown key 'fleets'; did you mean 'fleet'?"),
+    "unknown option": ("method.widht=0.5", "unknown key 'method.widht'; did you mean 'width'?"),
+    "misspelt method": ("method.name=fedavgg", "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+    "misspelt model": ("model.name=preresnt20", "did you mean 'preresnet20'?"),
+    "impossible depth": ('model={name="resnet21"}', "use resnet20 or resnet26"),
+    "model option": ("model.args.size=3", "the model 'mlp' has no option 'size'"),
+    "misspelt data": ("data.name=digit", "did you mean 'digits'?"),
+    "missing data folder": (
+        'data={name="cifar10", root="/nowhere"}',
+        "data.root must be a folder, but /nowhere is none",
+    ),
+    "missing data path": ("data.name=/nowhere/x", "at /nowhere/x"),
+    "misspelt partition": ("data.partition=idd", "unknown partition 'idd'; did you mean"),
+    "partition": ("data.partition=natural", "natural needs a data set that says who wrote"),
+    "too many devices": ("fleet.devices=500", "500 devices cannot share 400 samples"),
+    "alpha": ("data.alpha=0", "data.alpha must be a number above 0"),
+    "scenario": ("fleet.scenario=fare", "unknown fleet.scenario 'fare'; did you mean 'fair'?"),
+    "negative budget": ('fleet.budgets=["-5MB"]', "fleet.budgets[0] must be a positive amount"),
+    "negative number": ("fleet.budgets=[-5]", "fleet.budgets[0] must be a positive amount"),
+    "per round": ("fleet.per_round=21", "fleet.per_round is 21, but the fleet has only 20"),
+    "rounds": ("rounds=0", "rounds must be at least 1"),
+    "wrong type": ("rounds=many", "rounds must be a whole number, not 'many'"),
+    "wrong table": ("recipe=3", "recipe must be a table"),
+    "workers": ("engine.workers=0", "engine.workers must be at least 1"),
+    "width": ("method.width=2.0", "method.width must be in (0, 1]"),
+    "choice": ("recipe.norm=bach", "recipe.norm cannot be 'bach'; did you mean 'batch'?"),
+    "no equals sign": ("rounds", "--set takes key=value"),
+    "path through a value": ("rounds.more=1", "'rounds' is not a table"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_end_in_one_sentence(case: str, home: Path, tmp_path: Path) -> None:
+    setting, message = BAD[case]
+    run = tmp_path / "run"
+    answer = sizewise("run", home / "config.toml", "--set", setting, "--out", run, "--json")
+    assert_one_sentence(answer, message)
+    assert not run.exists()
+
+
+def assert_one_sentence(answer: Answer, message: str, code: int = 2) -> None:
+    assert answer.code == code, answer
+    assert answer.out == ""
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+FACTORIES = """
+from torch import nn
+
+def eleven(classes, image):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 11))
+
+def images(classes, image):
+    return nn.Conv2d(image[0], classes, 3)
+
+def large(classes, image):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+
+def text(classes, image):
+    return "a model"
+
+def broken(classes, image):
+    raise ValueError("no such luck")
+
+def good(classes, image):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+@pytest.fixture
+def _factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cli_models.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("_factories")
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("eleven", "Sequential gives 11 outputs for 10 classes"),
+        ("images", "gives shape (2, 10, 6, 6)"),
+        ("large", "cannot run on images of shape (1, 8, 8)"),
+        ("text", "a factory returns a torch.nn.Module"),
+        ("broken", "cannot be built with no options: no such luck"),
+        ("missing", "has no function or class 'missing'"),
+    ],
+)
+def test_a_model_that_does_not_suit_its_data(factory: str, message: str, home: Path) -> None:
+    bare = (home / "config.toml").read_text().replace("args = { hidden = [16] }\n", "")
+    Path("bare.toml").write_text(bare)
+    answer = sizewise(
+        "run", "bare.toml", "--set", f"model.name=cli_models:{factory}", "--out", "run"
+    )
+    assert_one_sentence(answer, message)
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("_factories")
+def test_a_model_of_the_users_own(home: Path) -> None:
+    bare = (home / "config.toml").read_text().replace("args = { hidden = [16] }\n", "")
+    Path("bare.toml").write_text(bare)
+    answer = sizewise("run", "bare.toml", "--set", "model.name=cli_models:good", "--out", "run")
+    assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no config file"),
+        (b"rounds = = 3", "is not valid TOML"),
+        (b"rounds = 3\nrounds = 4", "is not valid TOML"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"method = 3", "method must be a table"),
+        (b"[method]\nname = 3", "method.name must be text"),
+        (b"fleet.group = [{memory = 3}]", "'fleet.group[0].count' is missing"),
+    ],
+)
+def test_a_bad_config_file(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    if content is not None:
+        path.write_bytes(content)
+    assert_one_sentence(sizewise("run", path, "--out", tmp_path / "run"), message)
+    assert not (tmp_path / "run").exists()
+    assert_one_sentence(sizewise("plan", path), message)
+
+
+def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
+    assert_one_sentence(sizewise("run", tmp_path), "cannot be read")
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    answer = sizewise("run", home / "config.toml", "--out", tmp_path)
+    assert_one_sentence(answer, "exists and is not empty; choose another --out")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    answer = sizewise("run", home / "config.toml", "--out", tmp_path / "mine.txt")
+    assert_one_sentence(answer, "exists and is not empty")
+    answer = sizewise("run", home / "config.toml", "--out", tmp_path / "mine.txt" / "run")
+    assert_one_sentence(answer, "cannot be made")
+
+
+def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
+    assert_one_sentence(sizewise("resume", tmp_path), "is not a run folder")
+    assert_one_sentence(sizewise("resume", tmp_path / "nothing"), "is not a run folder")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("answer")
+@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+def test_resume_from_a_damaged_checkpoint(damage: str, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "run", tmp_path / "run")
+    newest = tmp_path / "run/checkpoints/round-000003.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1000] ^= 4
+    newest.write_bytes(data if damage == "flipped" else data[:-1])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    answer = sizewise("resume", tmp_path / "run", "--json")
+    assert answer.code == 2
+    assert answer.out == ""
+    last = answer.err.splitlines()[-1]
+    assert last.startswith(f"error: '{newest}' is damaged (")
+    assert "Traceback" not in answer.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_nobody_can_take_part(home: Path, tmp_path: Path) -> None:
+    setting = 'fleet.budgets=["1kB", "2kB"]'
+    run = tmp_path / "run"
+    answer = sizewise("run", home / "config.toml", "--set", setting, "--out", run)
+    peak = json.loads(sizewise("plan", home / "config.toml", "--json").out)["classes"][0]
+    message = f"largest budget is 2,000 bytes and the method needs at least {peak['predicted']:,};"
+    assert_one_sentence(answer, message, code=3)
+    assert not run.exists()
+    enough = f"fleet.budgets=[{peak['predicted']}]"
+    assert sizewise("run", home / "config.toml", "--set", enough, "--out", run).code == 0
+
+
+def test_plan(home: Path) -> None:
+    answer = sizewise("plan", home / "config.toml", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    rows = json.loads(answer.out.splitlines()[-1])["classes"]
+    assert [row["group"] for row in rows] == ["5kB", "1MB", "2MB"]
+    assert [row["refused"] is None for row in rows] == [False, True, True]
+    table = sizewise("plan", home / "config.toml")
+    assert (table.code, table.err) == (0, "")
+    for row in rows:
+        assert row["group"] in table.out
+    assert rows[0]["refused"] in table.out
+    assert not (Path.cwd() / "runs" / "plan").exists()
+
+
+@pytest.mark.parametrize("what", ["methods", "models", "datasets", "partitions", "scenarios"])
+def test_list(what: str) -> None:
+    names = json.loads(sizewise("list", what, "--json").out)
+    assert names
+    assert all(description for description in names.values())
+    lines = sizewise("list", what).out.splitlines()
+    assert [line.split()[0] for line in lines] == list(names)
+
+
+def test_list_names_what_there_is() -> None:
+    assert {"fedavg", "fedprox", "fedadam", "local"} <= json.loads(
+        sizewise("list", "methods", "--json").out
+    ).keys()
+    answer = sizewise("list", "nonsense")
+    assert (answer.code, answer.out) == (2, "")
+    assert "methods" in answer.err
+
+
+QUICK = """
+import sys
+from sizewise.cli import main
+for what in (["list", "methods"], ["list", "models"], ["list", "datasets"], ["list", "partitions"],
+             ["--help"], ["run", "--help"]):
+    sys.argv = ["sizewise", *what]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+print(sorted({"torch", "numpy", "datasets", "sklearn", "matplotlib"} & sys.modules.keys()))
+"""
+
+
+def test_names_and_help_are_shown_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for command in ("run", "resume", "plan", "list"):
+        assert f"  {command} " in done.stdout
