@@ -40,26 +40,27 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write named tensors and JSON-able facts into one safetensors file."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(facts)
-    write_bytes(path, save(own, metadata={"sizewise": text, "sha256": _hash(own, text)}))
+    # One entry: safetensors writes several in an order that differs from process to process.
+    text = json.dumps({**facts, "sha256": _hash(own, facts)})
+    write_bytes(path, save(own, metadata={"sizewise": text}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_tensors` wrote; raise CheckpointError if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            text, expected = metadata["sizewise"], metadata["sha256"]
+            facts = json.loads((file.metadata() or {})["sizewise"])
+            expected = facts.pop("sha256")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(_damaged(path, str(error))) from None
-    if _hash(tensors, text) != expected:
+    if _hash(tensors, facts) != expected:
         raise CheckpointError(_damaged(path, "its contents do not match their hash"))
-    return tensors, json.loads(text)
+    return tensors, facts
 
 
-def _hash(tensors: Mapping[str, Tensor], text: str) -> str:
-    return hashlib.sha256((sha256(tensors) + text).encode()).hexdigest()
+def _hash(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256((sha256(tensors) + json.dumps(facts)).encode()).hexdigest()
 
 
 def _damaged(path: Path, why: str) -> str:

@@ -19,7 +19,7 @@ from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
 from sizewise.structure import plain
 from sizewise.training import workload
-from sizewise.view import check, cut, size_in_bytes
+from sizewise.view import check, size_in_bytes, view_in_bytes
 
 Observer = Callable[[Mapping[str, Any], Totals], None]
 """Called after each round with its line of the history and the totals."""
@@ -99,7 +99,7 @@ class Federation:
             if isinstance(outcome, Refusal):
                 log.lines.append(refusal_line(outcome))
                 continue
-            down = size_in_bytes(cut(state.tensors, view))
+            down = view_in_bytes(view, state.tensors)
             log.lines.append(update_line(outcome, down, self.flops(outcome)))
             if outcome.memory:
                 log.remembered[plan.device] = self.folder.remember(outcome)

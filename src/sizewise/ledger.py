@@ -6,8 +6,19 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sizewise.meter import Meter, Trackable, tensors_of
+
+
+PROCESS_BASE = 2_000_000
+"""Bytes of a process that no tensor and no kernel at work accounts for: compiled kernels, autograd's
+nodes, Python objects."""
+
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+_PANELS = 5_000_000  # MKL packs the matrices of a product into panels of a fixed size
+_SMALL_PRODUCT = 2**22  # multiplications below which it does not
+_CHANNELS = 16  # oneDNN computes in blocks of so many channels
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,8 @@ class Footprint:
         activations: What the forward pass keeps for the backward pass.
         workspace: Temporaries.
         peak: The sum.
+        process: An estimate of what a CPU process needs: tensors and the scratch space of the kernel
+            at work, at the moment when both together are most, and `PROCESS_BASE`.
     """
 
     parameters: int
@@ -31,6 +44,7 @@ class Footprint:
     activations: int
     workspace: int
     peak: int
+    process: int
 
 
 @dataclass
@@ -54,6 +68,7 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
         self._alive: dict[int, _Life] = {}
         self._peak_moment = 0
         self._backward = -1
+        self._with_scratch = 0
 
     def record(self, label: str, things: Trackable) -> None:
         """Say what tensors are for."""
@@ -69,7 +84,9 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
             then["workspace"] += transient
             parts = max(parts, then, key=Counter.total)
         parts["optimizer_state"] = state
-        parts["peak"] = parts.total()
+        peak = parts.total()
+        parts["peak"] = peak
+        parts["process"] = max(peak, self._with_scratch + state) + PROCESS_BASE
         return Footprint(**{field.name: parts[field.name] for field in fields(Footprint)})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +97,9 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
             for life in self._alive.values():
                 if life.label == "workspace":
                     life.label = "activations"
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self._with_scratch = max(self._with_scratch, self.live + _scratch(func, args, out))
+        return out
 
     def _explain(self, moment: int) -> Counter[str]:
         parts: Counter[str] = Counter()
@@ -104,3 +123,31 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
         super()._forget(key)
         self.clock += 1
         self._alive.pop(key).died = self.clock
+
+
+def _scratch(func: Any, args: Any, out: Any) -> int:
+    """Return the bytes that a CPU kernel takes for itself while it runs.
+
+    Measured one kernel at a time. oneDNN copies what a convolution reads or writes into a layout of
+    its own: forward the larger of input and output, and the weights; backward both, or the weights.
+    """
+    name = func.name().split(".")[0]
+    if name == "aten::convolution":
+        inputs, weights = args[:2]
+        return max(_blocked(inputs), _blocked(out)) + _bytes(weights)
+    if name == "aten::convolution_backward":
+        gradient, inputs, weights = args[:3]
+        return max(_blocked(gradient) + _blocked(inputs), _bytes(weights))
+    if name in _PRODUCTS:
+        multiplications = out.numel() * args[1 if name.endswith("addmm") else 0].shape[-1]
+        return _PANELS if multiplications >= _SMALL_PRODUCT else 0
+    return 0
+
+
+def _blocked(tensor: Tensor) -> int:
+    channels = tensor.shape[1]
+    return _bytes(tensor) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -10,7 +10,7 @@ from sizewise.session import Setting, prepare
 from sizewise.state import State
 from sizewise.structure import plain
 from sizewise.training import trained, workload
-from sizewise.view import cut, size_in_bytes
+from sizewise.view import size_in_bytes, view_in_bytes
 
 
 def rows(config: Config) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         "predicted": plan.predicted,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
-        "bytes_down": size_in_bytes(cut(state.tensors, method.view(plan.piece))),
+        "bytes_down": view_in_bytes(method.view(plan.piece), state.tensors),
         "bytes_up": size_in_bytes(trained(method.module(plan.piece), plan.stages)),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),

@@ -6,6 +6,7 @@ the same view. Everything that methods do to a model (narrow it, drop blocks, ke
 apart for each size) is a choice of slots.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,16 @@ class Slot:
         """Return the entries of this slot: the tensor itself, a strided view, or a copy."""
         whole = tensors[self.name]
         return whole if self.index is None else whole[grid(self.index, whole.shape)]
+
+    def shape(self, tensors: Tensors) -> tuple[int, ...]:
+        """Return the shape of what `read` gives, without reading it."""
+        sizes = tensors[self.name].shape
+        if self.index is None:
+            return tuple(sizes)
+        return tuple(
+            len(range(size)[part]) if isinstance(part, slice) else len(part)
+            for part, size in zip(self.index, sizes, strict=True)
+        )
 
 
 View = Mapping[str, Slot]
@@ -73,6 +84,13 @@ def size_in_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def view_in_bytes(view: View, tensors: Tensors) -> int:
+    """Return what a view's tensors weigh on the wire, without cutting them."""
+    return sum(
+        math.prod(slot.shape(tensors)) * tensors[slot.name].element_size() for slot in view.values()
+    )
+
+
 def check(update: Tensors, view: View, tensors: Tensors) -> None:
     """Raise UpdateRefused unless an update's tensors fit the view it was asked for and are finite.
 
@@ -84,11 +102,12 @@ def check(update: Tensors, view: View, tensors: Tensors) -> None:
     for local, tensor in update.items():
         if local not in view:
             raise UpdateRefused(f"tensor {local!r} was never sent to this device")
-        expected = view[local].read(tensors)
-        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        slot = view[local]
+        shape, kind = slot.shape(tensors), tensors[slot.name].dtype
+        if tuple(tensor.shape) != shape or tensor.dtype != kind:
             raise UpdateRefused(
                 f"tensor {local!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
-                f"expected {expected.dtype} of shape {tuple(expected.shape)}"
+                f"expected {kind} of shape {shape}"
             )
         # A sum is finite only if every entry is (or if huge values cancel, which is as bad).
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
