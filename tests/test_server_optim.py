@@ -17,7 +17,7 @@ def two_steps(server: str, **numbers: Any) -> list[float]:
     w, memory = torch.tensor([1.0]), {}
     weights = []
     for step in (2.0, -1.0):
-        tensors, memory = apply(recipe, {"w": w}, {"w": w + step}, memory, ["w"])
+        tensors, memory = apply(recipe, {"w": w}, {"w": w + step}, memory, {"w": True})
         w = tensors["w"]
         weights.append(w.item())
     return weights
@@ -25,7 +25,7 @@ def two_steps(server: str, **numbers: Any) -> list[float]:
 
 def test_fedavg_takes_the_mean_as_it_is() -> None:
     merged = {"w": torch.randn(3)}
-    tensors, memory = apply(Recipe(), {"w": torch.randn(3)}, merged, {}, ["w"])
+    tensors, memory = apply(Recipe(), {"w": torch.randn(3)}, merged, {}, {"w": True})
     assert tensors["w"] is merged["w"]
     assert memory == {}
 
@@ -65,7 +65,7 @@ def test_adaptive_servers_by_hand(server: str, second_moments: tuple[float, floa
 def test_yogi_moves_its_second_moment_by_the_sign() -> None:
     recipe = Recipe(server="fedyogi", server_beta2=0.75, server_momentum=0.0)
     old, up = {"w": torch.zeros(2)}, {"w": torch.tensor([2.0, 0.5])}
-    _, memory = apply(recipe, old, up, {"second/w": torch.tensor([1.0, 1.0])}, ["w"])
+    _, memory = apply(recipe, old, up, {"second/w": torch.tensor([1.0, 1.0])}, {"w": True})
     # d^2 = 4 > v: v + 0.25 * 4. d^2 = 0.25 < v: v - 0.25 * 0.25.
     assert memory["second/w"].tolist() == [2.0, 0.9375]
 
@@ -79,7 +79,7 @@ def test_adam_has_no_bias_correction() -> None:
 def test_buffers_take_the_merged_value(server: str) -> None:
     old = {"w": torch.zeros(2), "var": torch.ones(2)}
     merged = {"w": torch.ones(2), "var": torch.full((2,), 0.25)}
-    tensors, memory = apply(Recipe(server=server), old, merged, {}, ["w"])
+    tensors, memory = apply(Recipe(server=server), old, merged, {}, {"w": True})
     assert tensors["var"] is merged["var"]
     assert {name.partition("/")[2] for name in memory} == {"w"}
 
@@ -88,12 +88,27 @@ def test_buffers_take_the_merged_value(server: str) -> None:
 def test_tensor_that_nobody_trained_rests_with_its_moments(server: str) -> None:
     recipe = Recipe(server=server)
     old = {"w": torch.zeros(2), "frozen": torch.ones(2)}
-    tensors, memory = apply(recipe, old, {k: v + 1 for k, v in old.items()}, {}, list(old))
+    everything = dict.fromkeys(old, True)
+    tensors, memory = apply(recipe, old, {k: v + 1 for k, v in old.items()}, {}, everything)
     merged = {**tensors, "w": tensors["w"] + 1}
-    after, moments = apply(recipe, tensors, merged, memory, list(old))
+    after, moments = apply(recipe, tensors, merged, memory, {"w": True, "frozen": False})
     assert after["frozen"] is tensors["frozen"]
     for name in moments:
         assert (moments[name] is memory[name]) == name.endswith("frozen")
+
+
+@pytest.mark.parametrize("server", ["fedavgm", *ADAPTIVE])
+def test_entries_that_nobody_trained_rest_with_their_moments(server: str) -> None:
+    recipe = Recipe(server=server)
+    old = {"w": torch.zeros(2)}
+    tensors, memory = apply(recipe, old, {"w": torch.ones(2)}, {}, {"w": True})
+    first_only = torch.tensor([True, False])
+    merged = {"w": tensors["w"] + first_only}
+    after, moments = apply(recipe, tensors, merged, memory, {"w": first_only})
+    assert (after["w"] == tensors["w"]).tolist() == [False, True]
+    for name, moment in moments.items():
+        assert moment[1] == memory[name][1]
+        assert moment[0] != memory[name][0]
 
 
 @pytest.mark.parametrize("server", ["fedavg", "fedavgm", *ADAPTIVE])
@@ -103,7 +118,7 @@ def test_nothing_is_changed_in_place(server: str) -> None:
     memory: dict[str, Tensor] = {}
     for _ in range(2):
         before = {name: tensor.clone() for name, tensor in memory.items()}
-        _, after = apply(recipe, old, merged, memory, ["w"])
+        _, after = apply(recipe, old, merged, memory, {"w": True})
         assert all(torch.equal(memory[name], before[name]) for name in before)
         memory = after
     assert old["w"].tolist() == [0, 0]

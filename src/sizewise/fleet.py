@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from sizewise.errors import ConfigError
 from sizewise.rng import python_generator
-from sizewise.structure import Bytes, nearest, parse_bytes
+from sizewise.structure import Bytes, nearest
 
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "fair": ("1/6", "1/3", "1/2", "1"),
@@ -193,7 +193,7 @@ def class_name(memory: int | None) -> str:
         return "any"
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if memory >= size:
-            return f"{memory / size:g}{unit}"
+            return f"{memory / size:.12g}{unit}"
     return f"{memory}B"
 
 
@@ -216,20 +216,37 @@ def make_fleet(config: FleetConfig, bytes_of_share: Callable[[float], int]) -> F
     joined = [event for event in sorted(config.event, key=lambda e: e.round) if event.join]
     joins = (0,) * len(groups) + tuple(event.round - 1 for event in joined)
     groups += tuple(GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined)
-    upgrades = []
-    for event in config.event:
-        if event.upgrade is None:
-            continue
-        names = [group.name or "" for group in groups]
-        if event.upgrade not in names:
-            hint = nearest(event.upgrade, names)
-            raise ConfigError(
-                f"fleet.event.upgrade names no device class {event.upgrade!r}; {hint}"
-            )
-        index = names.index(event.upgrade)
-        count = min(event.count or groups[index].count, groups[index].count)
-        upgrades.append((event.round - 1, index, count, parse_bytes(event.memory)))
+    _check_names(groups)
+    upgrades = [upgrade for event in config.event for upgrade in _upgrades(event, groups)]
     return Fleet(groups, config.per_round, joins, tuple(sorted(upgrades)))
+
+
+def _check_names(groups: Sequence[GroupConfig]) -> None:
+    """Raise unless each device class has one budget: results are given by class."""
+    budgets: dict[str | None, int | None] = {}
+    for group in groups:
+        if budgets.setdefault(group.name, group.memory) != group.memory:
+            raise ConfigError(
+                f"two device classes with different memory are both called {group.name!r}; "
+                f"give one of them another fleet.group.name"
+            )
+
+
+def _upgrades(
+    event: EventConfig, groups: Sequence[GroupConfig]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what an event changes in each group of its class, the first devices first."""
+    if event.upgrade is None:
+        return
+    names = [group.name or "" for group in groups]
+    if event.upgrade not in names:
+        hint = nearest(event.upgrade, names)
+        raise ConfigError(f"fleet.event.upgrade names no device class {event.upgrade!r}; {hint}")
+    left = sum(group.count for group in groups) if event.count is None else event.count
+    for index, group in enumerate(groups):
+        if group.name == event.upgrade and left > 0:
+            yield event.round - 1, index, min(left, group.count), event.memory
+            left -= group.count
 
 
 def _deal(

@@ -23,10 +23,23 @@ def per_sample(
         loss: What is minimised.
         trainable: Prefixes of the names of the tensors that learn; None is all of them.
     """
-    shadow = copy.deepcopy(module).to("meta").train()
-    freeze(shadow, trainable)
-    images = torch.empty((_SAMPLES, *image), device="meta")
-    labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
+    try:
+        return _count(copy.deepcopy(module).to("meta"), image, loss, trainable, "meta")
+    except (RuntimeError, NotImplementedError):
+        # The model looks at its data: give it some.
+        return _count(copy.deepcopy(module), image, loss, trainable, "cpu")
+
+
+def _count(
+    twin: nn.Module,
+    image: tuple[int, int, int],
+    loss: Loss,
+    trainable: tuple[str, ...] | None,
+    device: str,
+) -> int:
+    freeze(twin.train(), trainable)
+    images = torch.zeros((_SAMPLES, *image), device=device)
+    labels = torch.zeros(_SAMPLES, dtype=torch.int64, device=device)
     with FlopCounterMode(display=False) as counter:
-        loss(shadow, images, labels).backward()  # type: ignore[no-untyped-call]
+        loss(twin, images, labels).backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops()) // _SAMPLES

@@ -70,6 +70,11 @@ class CoverageMean:
         """Return all server tensors, covered entries replaced and all others as they were."""
         return {name: self._mean(name, old) for name, old in self._tensors.items()}
 
+    def covered(self, name: str) -> bool | Tensor:
+        """Return whether a tensor was covered; where only parts were, which, as a mask."""
+        weight = self._weights.get(name, 0.0)
+        return weight > 0
+
     def _mean(self, name: str, old: Tensor) -> Tensor:
         if name not in self._sums:
             return old

@@ -138,10 +138,11 @@ class Method:
             shard: Its data.
             memory: What it remembers from its last round; empty at first.
         """
-        return self.fit(plan, self.assemble(plan.piece, tensors), shard)
+        return self.fit(plan, tensors, shard)
 
-    def fit(self, plan: Plan, module: nn.Module, shard: Shard) -> Update:
-        """Train a plan's stages one after the other and pack up what learned."""
+    def fit(self, plan: Plan, tensors: Tensors, shard: Shard) -> Update:
+        """Train a plan's stages one after the other, from these tensors; pack up what learned."""
+        module = self.assemble(plan.piece, tensors)
         recipe, seed = self.task.recipe, self.task.seed
         generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
         # Peaks depend on shapes only: the first device of each kind is metered, and its figure
@@ -152,8 +153,9 @@ class Method:
         meter = None if trusted and not self.task.enforce else Meter(plan.budget)
         watched = None if self.task.enforce else training.METERED_STEPS
         with rng.seeded(seed, "dropout", plan.round, plan.device):
+            train = partial(training.fit, loss=self.loss, received=tensors, meter=meter)
             fits = [
-                training.fit(module, stage, shard, recipe, generator, self.loss, meter, watched)
+                train(module, stage, shard, recipe, generator, watched=watched)
                 for stage in plan.stages
             ]
         if meter is not None:
@@ -179,10 +181,11 @@ class Method:
         mean = CoverageMean(state.tensors)
         for update in updates:
             mean.add(update.tensors, self.view(update.plan.piece), self.weight(update))
-        tensors, moments = server_optim.apply(
-            self.task.recipe, state.tensors, mean.result(), state.memory, self.parameters(state)
+        coverage = {name: mean.covered(name) for name in self.parameters(state)}
+        merged, moments = server_optim.apply(
+            self.task.recipe, state.tensors, mean.result(), state.memory, coverage
         )
-        return replace(state, tensors=tensors, memory=moments)
+        return replace(state, tensors=merged, memory=moments)
 
     def weight(self, update: Update) -> float:
         """Return how much an update counts in the mean."""

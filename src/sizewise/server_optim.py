@@ -14,7 +14,7 @@ FedAvgM (Hsu et al., 2019): m <- b1 m + d; w <- w + eta m. Only parameters pass 
 adapting norm statistics leads to negative variances and NaN, so buffers take the merged value.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -24,17 +24,21 @@ from sizewise.view import Tensors
 
 
 def apply(
-    recipe: Recipe, old: Tensors, merged: Tensors, memory: Tensors, parameters: Collection[str]
+    recipe: Recipe,
+    old: Tensors,
+    merged: Tensors,
+    memory: Tensors,
+    coverage: Mapping[str, bool | Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Take the server's step.
 
     Args:
         recipe: Names the optimiser and its numbers.
         old: Server tensors before the round.
-        merged: Server tensors after merging; entries nobody covered are unchanged, so their
-            proposed step is zero.
+        merged: Server tensors after merging.
         memory: The optimiser's moments after the last round; empty at first.
-        parameters: Names of the tensors that are parameters.
+        coverage: For each tensor that is a parameter, whether somebody trained it, or a mask of
+            the entries that somebody did. What nobody trained keeps its value and its moments.
 
     Returns:
         The new server tensors and the new moments.
@@ -42,32 +46,45 @@ def apply(
     if recipe.server == "fedavg" and recipe.server_lr == 1.0:
         return dict(merged), {}
     tensors, moments = dict(merged), dict(memory)
-    for name in parameters:
-        # A tensor that nobody trained is passed through by reference: no step, no moment update.
-        if merged[name] is old[name]:
+    for name, covered in coverage.items():
+        if covered is False:
             continue
-        step = merged[name] - old[name]
-        tensors[name] = old[name] + recipe.server_lr * _direction(recipe, name, step, moments)
+        before = {key: moments.get(f"{key}/{name}") for key in _MOMENTS}
+        direction, after = _direction(recipe, merged[name] - old[name], before)
+        tensors[name] = _where(covered, old[name] + recipe.server_lr * direction, old[name])
+        for key, moment in after.items():
+            moments[f"{key}/{name}"] = _where(covered, moment, before[key])
     return tensors, moments
 
 
-def _direction(recipe: Recipe, name: str, step: Tensor, moments: dict[str, Tensor]) -> Tensor:
-    """Return what to add to a parameter for eta = 1, updating its moments."""
+_MOMENTS = ("first", "second")
+
+
+def _where(covered: bool | Tensor, new: Tensor, old: Tensor | None) -> Tensor:
+    if isinstance(covered, bool):
+        return new
+    return torch.where(covered, new, torch.zeros_like(new) if old is None else old)
+
+
+def _direction(
+    recipe: Recipe, step: Tensor, before: Mapping[str, Tensor | None]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what to add to a parameter for eta = 1, and its new moments."""
     if recipe.server == "fedavg":
-        return step
-    first, second = f"first/{name}", f"second/{name}"
-    before = moments.get(first, torch.zeros_like(step))
+        return step, {}
+    known = [before[key] for key in _MOMENTS]
+    first, second = (torch.zeros_like(step) if moment is None else moment for moment in known)
     if recipe.server == "fedavgm":
-        moments[first] = recipe.server_momentum * before + step
-        return moments[first]
+        first = recipe.server_momentum * first + step
+        return first, {"first": first}
     beta1, beta2 = recipe.server_momentum, recipe.server_beta2
-    moments[first] = beta1 * before + (1 - beta1) * step
-    square, v = step * step, moments.get(second, torch.zeros_like(step))
+    first = beta1 * first + (1 - beta1) * step
+    square = step * step
     if recipe.server == "fedadagrad":
-        v = v + square
+        second = second + square
     elif recipe.server == "fedadam":
-        v = beta2 * v + (1 - beta2) * square
+        second = beta2 * second + (1 - beta2) * square
     else:
-        v = v - (1 - beta2) * square * torch.sign(v - square)
-    moments[second] = v
-    return moments[first] / (v.sqrt() + recipe.server_tau)
+        second = second - (1 - beta2) * square * torch.sign(second - square)
+    direction = first / (second.sqrt() + recipe.server_tau)
+    return direction, {"first": first, "second": second}

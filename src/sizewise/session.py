@@ -78,7 +78,7 @@ def bytes_of_share(method: Method, share: float) -> int:
     Up to 1 it is what a training step of the model at that width costs; above 1, that many times
     what the whole model costs.
     """
-    piece = Piece() if share >= 1 else Piece(f"width {share:.3g}", {"width": share})
+    piece = Piece() if share >= 1 else Piece(f"width {share:g}", {"width": share})
     (stage,) = method.stages(0)
     return round(max(1.0, share) * method.footprint(piece, stage).peak)
 

@@ -101,6 +101,7 @@ def fit(
     recipe: Recipe,
     generator: torch.Generator,
     loss: Loss = cross_entropy,
+    received: Tensors | None = None,
     meter: Meter | None = None,
     watched: int | None = METERED_STEPS,
 ) -> Fit:
@@ -113,6 +114,8 @@ def fit(
         recipe: Optimiser, batch size, clipping, proximal term.
         generator: Shuffles and augments; the only source of randomness besides dropout.
         loss: What to minimise.
+        received: What the device got from the server, by name: where a proximal term pulls.
+            Default: the model as it is when the stage begins.
         meter: Watches the first steps, if given. A plan's cost depends on shapes only, so the
             other steps run unwatched and at full speed.
         watched: How many steps it watches; None is all of them.
@@ -120,7 +123,11 @@ def fit(
     module.train()
     parameters = freeze(module, stage.trainable)
     optimizer = make_optimizer(recipe, parameters, stage.lr)
-    anchors = [p.detach().clone() for p in parameters] if recipe.proximal else []
+    anchors: list[Tensor] = []
+    if recipe.proximal:
+        origin = module.state_dict() if received is None else received
+        learning = (name for name, p in module.named_parameters() if p.requires_grad)
+        anchors = [origin[name].detach().clone() for name in learning]
     step = make_step(recipe, loss)
     steps, total = 0, torch.zeros(())
     for images, labels in _stream(stage, shard, recipe, generator):

@@ -8,6 +8,7 @@ import copy
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -15,7 +16,7 @@ from sizewise import evaluation, norms
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
-from sizewise.errors import SizewiseError
+from sizewise.errors import DataError, SizewiseError
 from sizewise.evaluation import Score
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
@@ -32,7 +33,7 @@ class Site:
     dataset: Dataset
     partition: Shards
 
-    @property
+    @cached_property
     def transform(self) -> Transform:
         """Augmentation and normalisation of training batches."""
         recipe = self.method.task.recipe
@@ -47,14 +48,24 @@ class Site:
             self.partition.shard(plan.device),
             self.transform,
         )
-        if len(shard) == 0:
-            return Refusal(plan.device, plan.round, plan.group, "it holds no training data")
         start = time.perf_counter()
         tensors = cut(state.tensors, self.method.view(plan.piece))
         try:
+            if len(shard) == 0:
+                raise DataError("it holds no training data")
             update = self.method.train(plan, tensors, shard, state.devices.get(plan.device, {}))
+            if update.steps == 0:
+                raise DataError(
+                    f"its {len(shard)} samples fill no batch; turn recipe.drop_last off"
+                )
         except SizewiseError as error:
             return Refusal(plan.device, plan.round, plan.group, str(error))
+        except ValueError as error:
+            # Batch norm refuses a single value per channel; any other ValueError is a bug.
+            if len(shard) > 1:
+                raise
+            reason = f"it cannot train on a single sample: {error}"
+            return Refusal(plan.device, plan.round, plan.group, reason)
         return replace(update, seconds=time.perf_counter() - start)
 
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
@@ -63,8 +74,10 @@ class Site:
         transform = Transform("none", data.mean, data.std)
         module = self.method.deploy(state)[size]()
         if recipe.norm == "sbn":
-            batches_of_all = torch.split(data.train_images, recipe.eval_batch)
-            inputs = (transform(images, None) for images in batches_of_all)
+            # Batches of equal size, because each counts the same in the mean.
+            count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
+            parts = torch.tensor_split(data.train_images, count)
+            inputs = (transform(images, None) for images in parts)
             module = norms.recalibrate(copy.deepcopy(module), inputs)
         images, labels = data.test_images, data.test_labels
         return evaluation.score(module, images, labels, transform, recipe.eval_batch, batches)

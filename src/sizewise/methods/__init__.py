@@ -32,7 +32,7 @@ def find(name: str) -> "type[Method]":
         module = importlib.import_module(f"{__name__}.{path.replace('-', '_')}")
         return _only_method(module.__name__, vars(module))
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:

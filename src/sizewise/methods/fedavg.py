@@ -41,4 +41,4 @@ class FedAvg(Method):
     def __init__(self, task: Task, options: "FedAvg.Options | None" = None) -> None:
         super().__init__(task, options)
         width = self.options.width
-        self.main = Piece() if width == 1 else Piece(f"width {width:.3g}", {"width": width})
+        self.main = Piece() if width == 1 else Piece(f"width {width:g}", {"width": width})

@@ -31,7 +31,7 @@ class Local(FedAvg):
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train on from the device's own model; send nothing."""
-        update = self.fit(plan, self.assemble(plan.piece, memory or tensors), shard)
+        update = self.fit(plan, memory or tensors, shard)
         return replace(update, tensors={}, memory=update.tensors)
 
     def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
