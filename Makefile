@@ -20,7 +20,7 @@ demo: $(VENV)/core
 	$(BIN)/sizewise run
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check src tests benchmarks tools

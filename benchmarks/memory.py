@@ -2,10 +2,10 @@
 
 For every case the step is predicted with `sizewise.memory.predict`; then it is run for real in a
 fresh process, once under a heap counter that is preloaded below torch (`heap.c`), and once under
-our own `Meter`. Prediction and meter must agree to the byte; the heap is compared with the
-prediction plus the documented allowance for what is no tensor.
+our own `Meter`. Predicted peak and meter must agree to the byte; the heap is compared with the
+predicted bytes of the whole process.
 
-    python benchmarks/memory.py            # all cases, about five minutes, writes memory.md
+    python benchmarks/memory.py            # all cases, about ten minutes, writes memory.md
     python benchmarks/memory.py vit bert   # some of them, prints only
 """
 
@@ -26,18 +26,18 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from sizewise import models
-from sizewise.anatomy import Staged
-from sizewise.memory import WORKSPACE_ALLOWANCE, Meter, predict
+from sizewise.anatomy import Staged, anatomy
+from sizewise.memory import Meter, OptimizerFactory, predict
 from sizewise.step import training_step
 
 HERE = Path(__file__).parent
 MB = 10**6
 DOMINATED = 30 * MB
-"""Below this peak the allowance is a large part of the figure, so errors are only reported."""
+"""Below this, what is no tensor is a large part of the figure, so errors are only reported."""
 
 SETTINGS = {"MKL_DISABLE_FAST_MM": "1"}
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, OptimizerFactory] = {
     "sgd": partial(SGD, lr=0.01),
     "momentum": partial(SGD, lr=0.01, momentum=0.9, weight_decay=5e-4),
     "adam": partial(Adam, lr=1e-3),
@@ -88,6 +88,27 @@ CASES = [
     Case("bert", 32, width=0.25),
 ]
 
+# Written down after every constant of the estimate was fixed and before any of them was measured.
+# The cases above were known when it was designed, so these are the fair ones.
+UNSEEN = [
+    Case("densenet40", 4),
+    Case("densenet22", 12, optimizer="adam"),
+    Case("densenet40", 24, width=0.5, frozen=2 / 3),
+    Case("preresnet20", 20),
+    Case("preresnet20", 112, frozen=8 / 9),
+    Case("preresnet44", 12, width=0.5, optimizer="adam"),
+    Case("resnet44", 10),
+    Case("resnet18", 24, width=0.25),
+    Case("resnet18", 64, frozen=0.75, optimizer="adam"),
+    Case("resnet34", 40, width=0.25, frozen=0.5),
+    Case("vit", 40, width=0.5),
+    Case("vit", 20, optimizer="sgd"),
+    Case("vit_tiny", 12, frozen=0.75),
+    Case("cnn", 48, optimizer="adam"),
+    Case("bert", 6, width=0.5),
+    Case("bert", 20, width=0.25, frozen=0.5, optimizer="adam"),
+]
+
 
 class Embedding(nn.Module):
     """Token and position embeddings, normalised."""
@@ -100,7 +121,8 @@ class Embedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map token numbers (batch, length) to (batch, length, dim)."""
-        return self.norm(self.token(x) + self.position)
+        out: Tensor = self.norm(self.token(x) + self.position)
+        return out
 
 
 class FirstToken(nn.Module):
@@ -112,7 +134,8 @@ class FirstToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (batch, length, dim) to logits (batch, classes)."""
-        return self.linear(x[:, 0])
+        out: Tensor = self.linear(x[:, 0])
+        return out
 
 
 def bert(width: float) -> Staged:
@@ -135,7 +158,7 @@ def build(case: Case) -> tuple[nn.Module, Tensor, tuple[str, ...] | None]:
         inputs = torch.zeros(case.batch, 3, 32, 32)
     if not case.frozen:
         return model, inputs, None
-    blocks = len(model.blocks)
+    blocks = len(anatomy(model).blocks)
     first = round(case.frozen * blocks)
     return model, inputs, (*(f"blocks.{i}" for i in range(first, blocks)), "head")
 
@@ -178,13 +201,14 @@ class Result:
 
     case: Case
     predicted: int
+    process: int
     metered: int
     heap: int
 
     @property
     def error(self) -> float:
-        """Prediction and allowance against the heap; negative is an underestimate."""
-        return (self.predicted + WORKSPACE_ALLOWANCE) / self.heap - 1
+        """The process's predicted bytes against the heap; negative is an underestimate."""
+        return self.process / self.heap - 1
 
     @property
     def row(self) -> str:
@@ -193,7 +217,7 @@ class Result:
         trained = f"last {1 - case.frozen:.0%} of blocks" if case.frozen else "all"
         return (
             f"| {case.model} | {case.width:g} | {trained} | {case.optimizer} | {case.batch} "
-            f"| {self.predicted:,} | {self.metered:,} | {self.heap:,} "
+            f"| {self.predicted:,} | {self.metered:,} | {self.process:,} | {self.heap:,} "
             f"| {self.error:+.1%}{' (not judged)' if dominated else ''} |"
         )
 
@@ -202,50 +226,59 @@ def run(case: Case, counter: Path) -> Result:
     """Predict a case here and measure it in a fresh process."""
     model, inputs, trainable = build(case)
     optimizer = OPTIMIZERS[case.optimizer]
-    predicted = predict(model, inputs, optimizer=optimizer, trainable=trainable).peak
+    footprint = predict(model, inputs, optimizer=optimizer, trainable=trainable)
     environment = {**os.environ, "LD_PRELOAD": str(counter), **SETTINGS}
     command = [sys.executable, __file__, "--measure", json.dumps(asdict(case))]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if child.returncode:
         sys.exit(f"{case} could not be measured:\n{child.stderr}")
-    return Result(case, predicted, **json.loads(child.stdout))
+    return Result(case, footprint.peak, footprint.process, **json.loads(child.stdout))
 
 
-def report(results: list[Result]) -> tuple[str, bool]:
-    """Return the table with its conclusion, and whether all goals are met."""
+def report(title: str, results: list[Result]) -> tuple[str, bool]:
+    """Return a table with its conclusion, and whether all goals are met."""
     judged = [result.error for result in results if result.heap > DOMINATED]
     exact = sum(result.predicted == result.metered for result in results)
     median, worst = statistics.median(map(abs, judged)), max(map(abs, judged))
     lowest = min(0.0, *judged)
     met = exact == len(results) and median <= 0.03 and worst <= 0.10 and lowest >= -0.05
     lines = [
-        "| model | width | trained | optimiser | batch | predicted | metered | heap | error |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"## {title}",
+        "",
+        "| model | width | trained | optimiser | batch | peak | metered | process | heap | error |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(result.row for result in results),
         "",
-        f"- Predicted tensor bytes equal metered ones in {exact} of {len(results)} cases.",
-        f"- Predicted bytes and the allowance of {WORKSPACE_ALLOWANCE:,} bytes against the heap, "
-        f"{len(judged)} cases above {DOMINATED // MB} MB: median error {median:.1%} (goal: 3 %), "
-        f"worst {worst:.1%} (goal: 10 %), largest underestimate {-lowest:.1%} (goal: 5 %).",
+        f"- The predicted peak equals the metered one in {exact} of {len(results)} cases.",
+        f"- Process against heap, {len(judged)} cases above {DOMINATED // MB} MB: median error "
+        f"{median:.1%} (goal: 3 %), worst {worst:.1%} (goal: 10 %), largest underestimate "
+        f"{-lowest:.1%} (goal: 5 %).",
         f"- The goals are {'met' if met else 'MISSED'}.",
+        "",
     ]
     return "\n".join(lines), met
 
 
 INTRODUCTION = f"""# Bytes of a training step: predicted, metered, and handed out by the allocator
 
-Made by `python benchmarks/memory.py` with torch {torch.__version__} on one thread; bytes throughout.
+Made by `python benchmarks/memory.py` with torch {torch.__version__} on one thread. All in bytes.
 
-- *predicted*: the peak of `memory.predict`, found without running the step.
-- *metered*: the peak that `memory.Meter` reads while the step runs twice for real.
+- *peak*: the tensor bytes that `memory.predict` gives without running the step.
+- *metered*: the tensor bytes that `memory.Meter` reads while the step runs twice for real.
+- *process*: the predicted bytes of a CPU process: tensors, kernel scratch, compiled kernels.
 - *heap*: the most that malloc handed out while the model was built and two steps ran in a fresh
-  process, over what was in use before: tensors, kernel scratch space, compiled kernels, autograd's
-  nodes, and Python objects too large for Python's own pools.
-- *error*: predicted + allowance against heap; negative is an underestimate.
+  process, over what was in use before (after one tiny step, which loads torch's lazy parts).
+- *error*: process against heap; negative is an underestimate.
 
-The real steps run with MKL_DISABLE_FAST_MM=1: MKL then gives the buffers of a matrix product back
-when it is done, at no loss of speed that we could measure. Without it MKL keeps them, and the heap
-of the transformers below is 5 to 15 MB larger. `--keep-mkl-buffers` measures that.
+How the estimate came about: a flat allowance of 4 MB, chosen by looking at the first table, met its
+goals there and missed them on 19 other cases (median 3.2 %, an underestimate of 9.7 %). It was
+replaced by scratch space and compiled kernels measured one kernel at a time. The second table was
+written down after that was fixed and measured once.
+
+Conditions: the real steps run with MKL_DISABLE_FAST_MM=1, which makes MKL give the buffers of a
+matrix product back when it is done; it did not slow training down. Without it, MKL keeps them: the
+heap of the transformers is 5 to 15 MB larger and the goals are missed there. `--keep-mkl-buffers`
+shows that. The scratch constants belong to one kind of machine (x86 with AVX-512, oneDNN and MKL).
 
 """
 
@@ -263,20 +296,21 @@ def main() -> int:
     if options.keep_mkl_buffers:
         SETTINGS.clear()
     torch.set_num_threads(1)
-    results = []
+    groups = {"Cases known when the estimate was made": CASES, "Unseen cases": UNSEEN}
+    reports = []
     with tempfile.TemporaryDirectory() as folder:
         counter = Path(folder, "heap.so")
         compiler = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(counter), str(HERE / "heap.c")]
         subprocess.run(compiler, check=True)
-        for case in CASES:
-            if not options.models or case.model in options.models:
-                results.append(run(case, counter))
-                print(results[-1].row, file=sys.stderr, flush=True)
-    table, met = report(results)
-    print(table)
-    if len(results) == len(CASES) and SETTINGS:
-        (HERE / "memory.md").write_text(f"{INTRODUCTION}{table}\n")
-    return 0 if met else 1
+        for title, cases in groups.items():
+            chosen = [c for c in cases if not options.models or c.model in options.models]
+            if chosen:
+                reports.append(report(title, [run(case, counter) for case in chosen]))
+                print(reports[-1][0], flush=True)
+    if SETTINGS and not options.models:
+        text = "\n".join(table for table, _ in reports)
+        (HERE / "memory.md").write_text(f"{INTRODUCTION}{text}")
+    return 0 if all(met for _, met in reports) else 1
 
 
 if __name__ == "__main__":

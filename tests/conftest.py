@@ -25,6 +25,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Give every test the same random numbers, whatever ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def dataset() -> Dataset:
     """30 training and 12 test images; each class is bright in its own row."""

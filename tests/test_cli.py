@@ -169,7 +169,6 @@ def test_a_table_for_people(answer: Answer, home: Path) -> None:
     shown = sizewise("resume", home / "run")
     assert shown.code == 0
     assert "metered peak" in shown.out
-    assert "did not train" in shown.out
     assert f"accuracy  {json.loads(answer.out)['accuracy']:.1%}" in shown.out
     assert "refused" in shown.out
     assert max(map(len, shown.out.replace(str(home), "").splitlines())) <= 80

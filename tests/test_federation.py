@@ -55,7 +55,9 @@ def federation(path: Path, tamper: Tamper = lambda update: update, **tables: obj
     site = Site(setting.method, setting.dataset, setting.partition)
     folder = RunFolder.create(path, config)
     folder.release()
-    return Federation(config, setting.method, setting.fleet, FakeEngine(site, tamper), folder)
+    start = setting.method.setup(), Totals()
+    engine = FakeEngine(site, tamper)
+    return Federation(config, setting.method, setting.fleet, engine, folder, start)
 
 
 def updates(path: Path) -> list[dict[str, Any]]:

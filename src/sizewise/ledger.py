@@ -11,13 +11,13 @@ from torch import Tensor
 from sizewise.meter import Meter, Trackable, tensors_of
 
 
-PROCESS_BASE = 2_000_000
-"""Bytes of a process that no tensor and no kernel at work accounts for: compiled kernels, autograd's
-nodes, Python objects."""
+PROCESS_BASE = 1_000_000
+"""Bytes of a process that no tensor and no kernel accounts for: autograd's nodes, Python objects."""
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 _PANELS = 5_000_000  # MKL packs the matrices of a product into panels of a fixed size
 _SMALL_PRODUCT = 2**22  # multiplications below which it does not
+_COMPILED = 65_000  # what oneDNN keeps of each convolution that it compiles
 _CHANNELS = 16  # oneDNN computes in blocks of so many channels
 
 
@@ -34,7 +34,8 @@ class Footprint:
         workspace: Temporaries.
         peak: The sum.
         process: An estimate of what a CPU process needs: tensors and the scratch space of the kernel
-            at work, at the moment when both together are most, and `PROCESS_BASE`.
+            at work when both together are most, compiled kernels, and `PROCESS_BASE`. MKL must give
+            its buffers back for it: start the process with MKL_DISABLE_FAST_MM=1.
     """
 
     parameters: int
@@ -69,6 +70,7 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
         self._peak_moment = 0
         self._backward = -1
         self._with_scratch = 0
+        self._compiled: set[object] = set()
 
     def record(self, label: str, things: Trackable) -> None:
         """Say what tensors are for."""
@@ -86,7 +88,8 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
         parts["optimizer_state"] = state
         peak = parts.total()
         parts["peak"] = peak
-        parts["process"] = max(peak, self._with_scratch + state) + PROCESS_BASE
+        standing = PROCESS_BASE + _COMPILED * len(self._compiled)
+        parts["process"] = max(peak, self._with_scratch + state) + standing
         return Footprint(**{field.name: parts[field.name] for field in fields(Footprint)})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,7 +101,11 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
                 if life.label == "workspace":
                     life.label = "activations"
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        self._with_scratch = max(self._with_scratch, self.live + _scratch(func, args, out))
+        name = func.name().split(".")[0]
+        self._with_scratch = max(self._with_scratch, self.live + _scratch(name, args, out))
+        if name.startswith("aten::convolution"):
+            shapes = (arg.shape if isinstance(arg, Tensor) else str(arg) for arg in args)
+            self._compiled.add((name, *shapes))
         return out
 
     def _explain(self, moment: int) -> Counter[str]:
@@ -125,13 +132,12 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
         self._alive.pop(key).died = self.clock
 
 
-def _scratch(func: Any, args: Any, out: Any) -> int:
+def _scratch(name: str, args: Any, out: Any) -> int:
     """Return the bytes that a CPU kernel takes for itself while it runs.
 
     Measured one kernel at a time. oneDNN copies what a convolution reads or writes into a layout of
     its own: forward the larger of input and output, and the weights; backward both, or the weights.
     """
-    name = func.name().split(".")[0]
     if name == "aten::convolution":
         inputs, weights = args[:2]
         return max(_blocked(inputs), _blocked(out)) + _bytes(weights)

@@ -28,22 +28,12 @@ from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget
 from sizewise.step import training_step
 
-__all__ = ["WORKSPACE_ALLOWANCE", "Footprint", "Meter", "OutOfBudget", "predict"]
+__all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
 
 Step = Callable[..., object]
 """Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
-
-WORKSPACE_ALLOWANCE = 4_000_000
-"""Bytes that a CPU process needs besides its tensors, to be added to a peak if it must hold them.
-
-About 2 MB for compiled kernels and autograd's nodes, and up to 5 MB for the scratch space of the
-kernel at work (a convolution's reordered input, a matrix product's packed panels), which is not
-always in use when the tensors peak. `benchmarks/memory.py` compares the sum with the allocator.
-MKL keeps the buffers of matrix products, up to 15 MB more, unless MKL_DISABLE_FAST_MM=1 is set in
-the environment that the process starts with.
-"""
 
 
 def predict(

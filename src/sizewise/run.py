@@ -83,10 +83,12 @@ class RunFolder:
             )
         folder = cls(path)
         try:
-            folder.devices.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            # The config comes first: with it the folder can be resumed, without it it is empty.
+            checkpoint.write_bytes(path / "config.toml", tomli_w.dumps(chosen.to_dict()).encode())
+            folder.devices.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"the run folder {str(path)!r} cannot be made: {error}") from None
-        checkpoint.write_bytes(path / "config.toml", tomli_w.dumps(chosen.to_dict()).encode())
         folder.hold()
         return folder
 

@@ -24,7 +24,7 @@ from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
 from sizewise.plan import Piece
-from sizewise.run import RunFolder
+from sizewise.run import RunFolder, Totals
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) ->
     else:
         pool.open(config, method, dataset, str(folder.partition))
         engine = pool
-    return Federation(config, method, setting.fleet, engine, folder)
+    start = folder.restore() or (method.setup(), Totals())
+    return Federation(config, method, setting.fleet, engine, folder, start)
 
 
 def _new_name(config: Config) -> Path:

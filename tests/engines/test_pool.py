@@ -21,7 +21,7 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
 from sizewise.errors import EngineError
 from sizewise.federation import Federation
-from sizewise.run import RunFolder
+from sizewise.run import RunFolder, Totals
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
@@ -79,7 +79,8 @@ def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, object
         pool.open(config, setting.method, setting.dataset, str(folder.partition))
         engine = pool
     try:
-        return Federation(config, setting.method, setting.fleet, engine, folder).run()
+        start = setting.method.setup(), Totals()
+        return Federation(config, setting.method, setting.fleet, engine, folder, start).run()
     finally:
         folder.release()
 

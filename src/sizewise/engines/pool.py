@@ -72,6 +72,7 @@ class PoolEngine:
 
     def __init__(self, workers: int) -> None:
         self._state, self._data = Arena(), Arena()
+        self._published: State | None = None
         self._workers: list[_Worker] = []
         theirs: list[socket.socket] = []
         for _ in range(workers):
@@ -111,6 +112,9 @@ class PoolEngine:
 
     def _publish(self, state: State) -> None:
         """Put a state where the workers can see it. Nobody may be at work."""
+        if state is self._published:
+            return
+        self._published = state
         devices = state.devices.paths if isinstance(state.devices, DeviceFiles) else {}
         layout = self._state.write(state.tensors)
         extras = dict(state.extras)

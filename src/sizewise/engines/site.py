@@ -5,6 +5,7 @@ data, and turns a state and a plan into an update.
 """
 
 import copy
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from sizewise import evaluation, norms
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
-from sizewise.errors import DataError, SizewiseError
+from sizewise.errors import DataError, SizewiseError, UpdateRefused
 from sizewise.evaluation import Score
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
@@ -57,6 +58,10 @@ class Site:
             if update.steps == 0:
                 raise DataError(
                     f"its {len(shard)} samples fill no batch; turn recipe.drop_last off"
+                )
+            if not math.isfinite(update.loss):
+                raise UpdateRefused(
+                    f"its training loss is {update.loss}; lower recipe.lr or set recipe.clip"
                 )
         except SizewiseError as error:
             return Refusal(plan.device, plan.round, plan.group, str(error))

@@ -20,7 +20,7 @@ class Progress:
         self._bar = Bar(
             TextColumn("round"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(compact=True),
             console=console,

@@ -31,10 +31,12 @@ def show_result(result: Mapping[str, Any]) -> None:
     table.add_column("budget", justify="right")
     table.add_column("metered peak", justify="right")
     table.add_column("share of budget", justify="right")
+    refused = {refusal["group"] for refusal in result["refused"]}
     for group, budget in result["budget_bytes"].items():
         peak = result["peak_bytes"][group]
+        idle = "refused" if group in refused else "not sampled"
         share = f"{peak / budget:.0%}" if peak and budget else ""
-        table.add_row(group, _bytes(budget, "unlimited"), _bytes(peak, "did not train"), share)
+        table.add_row(group, _bytes(budget, "unlimited"), _bytes(peak, idle), share)
     console.print(table)
     sizes = list(result["sizes"].items())
     if len(sizes) > 1:
