@@ -10,13 +10,14 @@ from torch import Tensor
 
 from sizewise.meter import Meter, Trackable, tensors_of
 
-
 PROCESS_BASE = 1_000_000
-"""Bytes of a process that no tensor and no kernel accounts for: autograd's nodes, Python objects."""
+"""Bytes of a process besides tensors and kernels: autograd's nodes, Python objects."""
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 _PANELS = 5_000_000  # MKL packs the matrices of a product into panels of a fixed size
-_SMALL_PRODUCT = 2**22  # multiplications below which it does not
+# Multiplications below which it does not. Too simple a rule: MKL also leaves products of narrow
+# matrices unpacked, so models of few dimensions are overestimated (benchmarks/memory.md).
+_SMALL_PRODUCT = 2**22
 _COMPILED = 65_000  # what oneDNN keeps of each convolution that it compiles
 _CHANNELS = 16  # oneDNN computes in blocks of so many channels
 
@@ -33,9 +34,9 @@ class Footprint:
         activations: What the forward pass keeps for the backward pass.
         workspace: Temporaries.
         peak: The sum.
-        process: An estimate of what a CPU process needs: tensors and the scratch space of the kernel
-            at work when both together are most, compiled kernels, and `PROCESS_BASE`. MKL must give
-            its buffers back for it: start the process with MKL_DISABLE_FAST_MM=1.
+        process: An estimate of what a CPU process needs: tensors and the scratch space of the
+            kernel at work when both together are most, compiled kernels, and `PROCESS_BASE`. MKL
+            must give its buffers back for it: start the process with MKL_DISABLE_FAST_MM=1.
     """
 
     parameters: int

@@ -81,7 +81,6 @@ class Worker:
 
 def serve(worker: Worker, connection: Connection) -> None:
     """Answer messages until the pool hangs up."""
-    torch.set_num_threads(1)
     threading.Thread(target=_end_with_pool, args=(connection.fileno(),), daemon=True).start()
     while True:
         try:
@@ -109,6 +108,9 @@ def main(descriptors: list[int]) -> None:
     count = (len(descriptors) - 2) // 2
     state, data = Arena(descriptors[0]), Arena(descriptors[1])
     outboxes, pipes = descriptors[2 : 2 + count], descriptors[2 + count :]
+    torch.set_num_threads(1)
+    # Torch imports much of itself at the first optimiser's first step: once, before forking.
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
     number = 0
     for other in range(1, count):
         if os.fork() == 0:
