@@ -14,10 +14,8 @@ PROCESS_BASE = 1_000_000
 """Bytes of a process besides tensors and kernels: autograd's nodes, Python objects."""
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
-_PANELS = 5_000_000  # MKL packs the matrices of a product into panels of a fixed size
-# Multiplications below which it does not. Too simple a rule: MKL also leaves products of narrow
-# matrices unpacked, so models of few dimensions are overestimated (benchmarks/memory.md).
-_SMALL_PRODUCT = 2**22
+_PANELS = 5_000_000  # MKL packs the matrices of a product into panels of about this size,
+_PACKED = 192  # if the product has so many columns, and as many rows or a transposed factor
 _COMPILED = 65_000  # what oneDNN keeps of each convolution that it compiles
 _CHANNELS = 16  # oneDNN computes in blocks of so many channels
 
@@ -146,8 +144,9 @@ def _scratch(name: str, args: Any, out: Any) -> int:
         gradient, inputs, weights = args[:3]
         return max(_blocked(gradient) + _blocked(inputs), _bytes(weights))
     if name in _PRODUCTS:
-        multiplications = out.numel() * args[1 if name.endswith("addmm") else 0].shape[-1]
-        return _PANELS if multiplications >= _SMALL_PRODUCT else 0
+        rows, columns = out.shape[-2:]
+        transposed = args[2 if "add" in name else 1].stride(-1) != 1
+        return _PANELS if columns >= _PACKED and (rows >= _PACKED or transposed) else 0
     return 0
 
 
