@@ -45,7 +45,8 @@ def training_step(
     optimizer.zero_grad(set_to_none=True)
     value = loss(module, inputs, targets)
     value.backward()  # type: ignore[no-untyped-call]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if proximal or clip is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if proximal:
         # The gradient of mu/2 ||w - anchor||^2, added without building it into the graph.
         with torch.no_grad():

@@ -68,17 +68,18 @@ class Transform:
 
     def augment(self, images: Tensor, generator: Generator) -> Tensor:
         """Return the images moved and mirrored at random, still as bytes: uint8, (B, C, H, W)."""
+        moves = _MOVES[self.policy]
+        if not moves:
+            return images
         batch, _, height, width = images.shape
         pad = height // 8 if self.pad is None else self.pad
-        moves = _MOVES[self.policy]
         top = left = torch.full((batch,), pad)
         mirror = torch.zeros(batch, dtype=torch.bool)
         if "crop" in moves:
             top, left = torch.randint(2 * pad + 1, (2, batch), generator=generator)
         if "flip" in moves:
             mirror = torch.randint(2, (batch,), generator=generator).bool()
-        if moves:
-            images = crop(images, pad, top, left, mirror)
+        images = crop(images, pad, top, left, mirror)
         if "cutout" in moves:
             row = torch.randint(height, (batch,), generator=generator)
             column = torch.randint(width, (batch,), generator=generator)
