@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = "# Made by `make lock`: the core and every extra, resolved together. Used as constraints.\n"
+HEADER = "# Made by `make lock`: the core and every extra together. Used as constraints.\n"
 
 
 def resolve() -> list[str]:
