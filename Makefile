@@ -23,8 +23,8 @@ test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(VENV)/dev
-	$(BIN)/ruff check src tests benchmarks tools
-	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools examples
+	$(BIN)/ruff format --check src tests benchmarks tools examples
 	$(BIN)/mypy
 
 bench: $(VENV)/dev

@@ -1,0 +1,52 @@
+"""What the documents say is true: their code runs, and every method has its page."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sizewise import catalogue
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+]
+
+
+def test_there_is_code_to_run():
+    assert BLOCKS
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_in_the_documents_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "document", "exec"), {})  # noqa: S102  (our own documents)
+
+
+def test_every_method_has_a_page_and_is_in_the_readme():
+    readme, index = (ROOT / "README.md").read_text(), (ROOT / "docs/index.md").read_text()
+    for name in catalogue.names("methods"):
+        assert (ROOT / f"docs/methods/{name}.md").is_file(), name
+        assert f"`{name}`" in readme, name
+        assert f"methods/{name}.md" in index, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda s: s.stem)
+def test_examples_run(script):
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"accuracy ([0-9.]+)", done.stdout)
+    assert accuracy
+    assert float(accuracy[1]) > 0.85
