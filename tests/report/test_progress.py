@@ -1,0 +1,22 @@
+from sizewise.report.progress import Progress
+from sizewise.run import Totals
+
+
+def test_progress_is_silent_without_a_terminal(capsys):
+    with Progress(3) as bar:
+        bar.update({"round": 1}, Totals(rounds=1, accuracy=0.5))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == ""
+
+
+def test_progress_shows_accuracy_bytes_and_peak(capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    totals = Totals(rounds=2, accuracy=0.75, bytes_up=2_000_000, peak_bytes={"a": 3_000_000})
+    with Progress(3) as bar:
+        bar.update({"round": 2}, totals)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for word in ("2/3", "accuracy 75.0%", "sent 2 MB", "peak 3 MB"):
+        assert word in shown.err
