@@ -148,8 +148,8 @@ def first_round() -> float:
 def main() -> None:
     """Measure everything and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, float] = {"first round": min(first_round() for _ in range(2))}

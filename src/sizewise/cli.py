@@ -129,6 +129,10 @@ def main() -> None:
     except SizewiseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # The disk is full, or a folder went away: every finished round is still there.
+        print(f"error: {error}; mend that, then go on with `sizewise resume`", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

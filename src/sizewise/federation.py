@@ -4,6 +4,7 @@ config --> fleet, method, data, engine
 each round:  fleet.sample --> method.plan --> engine.train --> method.merge --> evaluate, save
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ class Federation:
 
     def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
         """Train from the newest durable round to the last, and return the result."""
-        state, totals = self.start
+        state, totals = self.folder.restore() or self.start
         for round_index in range(totals.rounds, self.config.rounds):
             state, totals, line = self.round(state, totals, round_index)
             observe(line, totals)
@@ -70,7 +71,7 @@ class Federation:
             scores = self.engine.evaluate(state)
             sizes = {size: score.accuracy for size, score in scores.items()}
             totals = replace(totals, accuracy=self.method.headline(sizes), sizes=sizes)
-            losses = {size: score.loss for size, score in scores.items()}
+            losses = {size: finite(score.loss) for size, score in scores.items()}
             line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
         seconds = time.perf_counter() - start
         totals = replace(totals, rounds=round_index + 1, seconds=totals.seconds + seconds)
@@ -149,6 +150,11 @@ def check_fleet(method: Method, fleet: Fleet) -> None:
         f"{min(refusal.needed for refusal in refusals):,}; "
         f"raise a budget, or choose a smaller model, batch or method"
     )
+
+
+def finite(value: float) -> float | None:
+    """Return a number that JSON can hold; None for one that it cannot."""
+    return value if math.isfinite(value) else None
 
 
 def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:

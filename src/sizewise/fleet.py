@@ -168,7 +168,9 @@ class Fleet:
         group, memory = self.groups[index], self.groups[index].memory
         name = group.name or class_name(memory)
         for when, which, count, new in self.upgrades:
-            if which == index and when <= round_index and number - self.starts[index] < count:
+            # An upgrade is for devices that are still of the class it names.
+            of_class = which == index and name == (group.name or class_name(group.memory))
+            if of_class and when <= round_index and number - self.starts[index] < count:
                 memory, name = new, class_name(new)
         return Device(number, name, memory, group.speed, group.bandwidth)
 
@@ -183,8 +185,13 @@ class Fleet:
         """Yield one example device, the round it first appears in, and the number of its kind."""
         for index, (start, join) in enumerate(zip(self.starts, self.joins, strict=True)):
             yield self.device(start, join), join, self.groups[index].count
+        done = [0] * len(self.groups)
         for when, index, count, _ in self.upgrades:
-            yield self.device(self.starts[index], when), when, count
+            # Devices that an earlier event took out of the class are not meant by this one.
+            if count > done[index]:
+                example = self.device(self.starts[index] + count - 1, when)
+                yield example, when, count - done[index]
+                done[index] = count
 
 
 def class_name(memory: int | None) -> str:

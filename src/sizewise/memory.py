@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_map
 
 from sizewise.errors import ModelError
 from sizewise.ledger import Footprint, Ledger
-from sizewise.meter import Meter, OutOfBudget
+from sizewise.meter import Meter, OutOfBudget, plain_tensors
 from sizewise.step import training_step
 
 __all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
@@ -73,8 +74,8 @@ def predict(
         targets = torch.empty(len(inputs), dtype=torch.int64, device="meta")
     spec = _Spec((inputs, targets), optimizer, step, anchored, training)
     learning = learning_names(module, trainable) if training else frozenset()
-    key = _fingerprint((module, learning, *vars(spec).values()), {})
     try:
+        key = _fingerprint((module, learning, *vars(spec).values()), {})
         known = _cache.get(key)
     except TypeError:  # something in it cannot be compared with anything, so nothing is known
         return _predict(module, learning, spec)
@@ -140,6 +141,9 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
         return tuple(_fingerprint(item, seen) for item in value)
     if isinstance(value, set):
         return frozenset(value)
+    if isinstance(value, MethodType):
+        # Its answer may depend on its object, and a cache must not keep that alive.
+        raise TypeError("a bound method has no fingerprint")
     return value  # type: ignore[no-any-return]
 
 
@@ -150,10 +154,14 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Footpr
             # Steps and models may hold constants of their own, which are real.
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             return _simulate(module, learning, spec, mode, _same_shape)
-        except RuntimeError:
+        except Exception:  # noqa: S110
             pass  # it looks at its data; or it cannot run at all, and will say so again now
-    with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
-        return _simulate(module, learning, spec, nullcontext(), _same_data)
+    try:
+        with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
+            return _simulate(module, learning, spec, nullcontext(), _same_data)
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ModelError(f"{type(module).__name__} cannot take a step: {reason}") from error
 
 
 def _same_shape(tensor: Tensor) -> Tensor:
@@ -174,10 +182,11 @@ def _simulate(
     """Run one step on a copy of the module made of tensors of another kind, and account for it."""
     with mode:
         batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
-        memo: dict[int, Any] = {id(buffer): same(buffer) for buffer in module.buffers()}
+        constants = (*module.buffers(), *plain_tensors(module))
+        memo: dict[int, Any] = {id(tensor): same(tensor) for tensor in constants}
         for name, parameter in module.named_parameters():
             memo[id(parameter)] = nn.Parameter(same(parameter), requires_grad=name in learning)
-    # Outside the mode, so that a tensor which is neither parameter nor buffer stays a constant.
+    # Outside the mode, so that what the model keeps out of sight stays as it is.
     twin = copy.deepcopy(module, memo).train(spec.training)
     ledger = Ledger()
     ledger.record("parameters", twin)

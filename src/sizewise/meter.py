@@ -186,12 +186,19 @@ class _Layers:
         self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
 
 
+def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield tensors that a module holds as plain attributes, neither parameter nor buffer."""
+    for layer in module.modules():
+        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
+
+
 def tensors_of(thing: object) -> Iterator[Tensor]:
     """Yield the tensors of a module, an optimiser's state, or any nest of containers."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, nn.Module):
         yield from thing.buffers()
+        yield from plain_tensors(thing)
         for parameter in thing.parameters():
             yield parameter
             if parameter.grad is not None:

@@ -49,6 +49,8 @@ class Method:
         self.main = Piece()
         # Working copies and figures that depend on shapes only: caches, never results.
         self._modules: dict[str, nn.Module] = {}
+        self._frozen: dict[str, frozenset[str]] = {}
+        self._unsaved: dict[str, dict[str, Tensor]] = {}
         self._views: dict[str, View] = {}
         self._footprints: dict[tuple[object, ...], Footprint] = {}
         self._flops: dict[tuple[object, ...], int] = {}
@@ -58,10 +60,9 @@ class Method:
 
     def setup(self) -> State:
         """Return the state that the first round starts from."""
-        module = self.build(self.main)
+        tensors = training.own_tensors(self.build(self.main))
         view = self.view(self.main)
-        tensors = module.state_dict().items()
-        return State({view[name].name: tensor.detach().clone() for name, tensor in tensors})
+        return State({view[name].name: t.detach().clone() for name, t in tensors.items()})
 
     def build(self, piece: Piece) -> nn.Module:
         """Build a fresh model of a piece's shapes."""
@@ -70,7 +71,11 @@ class Method:
     def module(self, piece: Piece) -> nn.Module:
         """Return the working copy for pieces of this size; whoever uses it loads it first."""
         if piece.size not in self._modules:
-            self._modules[piece.size] = self.build(piece)
+            module = self._modules[piece.size] = self.build(piece)
+            parameters = module.named_parameters()
+            self._frozen[piece.size] = frozenset(n for n, p in parameters if not p.requires_grad)
+            saved, buffers = module.state_dict(), module.named_buffers()
+            self._unsaved[piece.size] = {n: b.clone() for n, b in buffers if n not in saved}
         return self._modules[piece.size]
 
     # ---- the server, for each device of a round
@@ -87,6 +92,15 @@ class Method:
         recipe = self.task.recipe
         return (Stage(recipe.lr_at(round_index, self.task.rounds), recipe.epochs),)
 
+    def actual(self, piece: Piece, stage: Stage) -> Stage:
+        """Return a stage without the parameters that the model itself keeps frozen."""
+        names = [name for name, _ in self.module(piece).named_parameters()]
+        frozen = self._frozen[piece.size]
+        if not frozen:
+            return stage
+        learning = (n for n in names if n not in frozen and training.learns(n, stage.trainable))
+        return replace(stage, trainable=tuple(learning))
+
     def affordable(self, plan: Plan, device: Device) -> Plan:
         """Return the plan with its predicted peak; raise BudgetTooSmall if the device lacks it."""
         peak = max(self.footprint(plan.piece, stage).peak for stage in plan.stages)
@@ -99,15 +113,15 @@ class Method:
         """Return the predicted bytes of one training step of a stage."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._footprints:
-            recipe, module = self.task.recipe, self.module(piece)
+            recipe = self.task.recipe
             self._footprints[key] = memory.predict(
-                module,
+                # A fresh model: the working copy may be frozen in parts, or hold activations.
+                self.build(piece),
                 torch.empty((recipe.batch, *self.task.image), device="meta"),
                 step=training.make_step(recipe, self.loss),
                 anchored=recipe.proximal > 0,
                 optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
-                # Said in full: an earlier stage may have left parts of the working copy frozen.
-                trainable=stage.trainable or [name for name, _ in module.named_parameters()],
+                trainable=self.actual(piece, stage).trainable,
             )
         return self._footprints[key]
 
@@ -115,8 +129,10 @@ class Method:
         """Return the FLOPs of training on one sample in a stage."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._flops:
-            module = self.module(piece)
-            self._flops[key] = flops.per_sample(module, self.task.image, self.loss, stage.trainable)
+            trainable = self.actual(piece, stage).trainable
+            self._flops[key] = flops.per_sample(
+                self.build(piece), self.task.image, self.loss, trainable
+            )
         return self._flops[key]
 
     def view(self, piece: Piece) -> View:
@@ -124,7 +140,9 @@ class Method:
         if piece.size not in self._views:
             module = self.module(piece)
             apart = norms.kept_apart(module, self.task.recipe.norm)
-            self._views[piece.size] = norms.separate(whole(module.state_dict()), apart, piece.size)
+            self._views[piece.size] = norms.separate(
+                whole(training.own_tensors(module)), apart, piece.size
+            )
         return self._views[piece.size]
 
     # ---- the device
@@ -143,6 +161,7 @@ class Method:
     def fit(self, plan: Plan, tensors: Tensors, shard: Shard) -> Update:
         """Train a plan's stages one after the other, from these tensors; pack up what learned."""
         module = self.assemble(plan.piece, tensors)
+        stages = [self.actual(plan.piece, stage) for stage in plan.stages]
         recipe, seed = self.task.recipe, self.task.seed
         generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
         # Peaks depend on shapes only: the first device of each kind is metered, and its figure
@@ -151,19 +170,18 @@ class Method:
         known = self._metered.get(kind)
         trusted = known is not None and (plan.budget is None or known <= plan.budget)
         meter = None if trusted and not self.task.enforce else Meter(plan.budget)
-        watched = None if self.task.enforce else training.METERED_STEPS
         with rng.seeded(seed, "dropout", plan.round, plan.device):
             train = partial(training.fit, loss=self.loss, received=tensors, meter=meter)
             fits = [
-                train(module, stage, shard, recipe, generator, watched=watched)
-                for stage in plan.stages
+                train(module, stage, shard, recipe, generator, every_step=self.task.enforce)
+                for stage in stages
             ]
         if meter is not None:
             self._metered[kind] = max(meter.peak, known or 0)
         steps = sum(fit.steps for fit in fits)
         return Update(
             plan=plan,
-            tensors=training.trained(module, plan.stages),
+            tensors=training.trained(module, stages),
             samples=len(shard),
             steps=steps,
             loss=sum(fit.loss_sum for fit in fits) / max(steps, 1),
@@ -208,6 +226,8 @@ class Method:
         """Return the working copy of a piece, holding the given tensors until its next use."""
         module = self.module(piece)
         training.load(module, tensors)
+        # Buffers that are not saved with the model must not carry over from device to device.
+        training.restore(module, self._unsaved[piece.size])
         return module
 
     def headline(self, sizes: Mapping[str, float]) -> float:

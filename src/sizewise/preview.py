@@ -40,6 +40,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         refused = str(error)
         plan = method.plan(state, replace(device, memory=None), round_index)
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
+    actual = [method.actual(plan.piece, stage) for stage in plan.stages]
     stages = [
         {
             "name": stage.name,
@@ -57,7 +58,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
         "bytes_down": view_in_bytes(method.view(plan.piece), state.tensors),
-        "bytes_up": size_in_bytes(trained(method.module(plan.piece), plan.stages)),
+        "bytes_up": size_in_bytes(trained(method.module(plan.piece), actual)),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
         "refused": refused,

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from sizewise import checkpoint, rng
 from sizewise.config import Config, make_method
 from sizewise.data import augment, partitions, sources
@@ -20,6 +22,7 @@ from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
+from sizewise.errors import CheckpointError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
@@ -45,6 +48,8 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         config: The run.
         dataset: Data that is in memory already, in place of what the config names.
     """
+    # One thread from here on: what initialisation and training compute depends on their number.
+    torch.set_num_threads(1)
     data = config.data
     dataset = dataset or sources.load(
         data.name,
@@ -105,12 +110,17 @@ def started(
 
 
 @contextmanager
-def resumed(path: Path) -> Iterator[Federation]:
-    """Yield the federation of an earlier run, to go on where it stopped."""
+def resumed(path: Path, dataset: Dataset | None = None) -> Iterator[Federation]:
+    """Yield the federation of an earlier run, to go on where it stopped.
+
+    Args:
+        path: Its folder.
+        dataset: The data it was started with, if that was given in memory.
+    """
     folder, config = RunFolder.open(path)
     try:
         with _engine(config) as pool:
-            yield _federation(prepare(config), folder, pool)
+            yield _federation(prepare(config, dataset), folder, pool)
     finally:
         folder.release()
 
@@ -128,22 +138,27 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
 
 def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) -> Federation:
     config, method, dataset = setting.config, setting.method, setting.dataset
+    identity = {"data_sha256": dataset.fingerprint()}
+    described = folder.path / "partition.json"
     if not folder.partition.exists():
-        text = json.dumps(
-            partitions.summary(setting.partition, dataset.train_labels, dataset.classes)
-        )
-        checkpoint.write_bytes(folder.path / "partition.json", text.encode())
+        counts = partitions.summary(setting.partition, dataset.train_labels, dataset.classes)
+        checkpoint.write_bytes(described, json.dumps({**identity, **counts}).encode())
         draft = folder.path / ".partition.tmp"
         partitions.save(setting.partition, draft)
         draft.rename(folder.partition)
+    elif json.loads(described.read_text())["data_sha256"] != identity["data_sha256"]:
+        raise CheckpointError(
+            f"the data is not what {str(folder.path)!r} was started with; "
+            f"restore {config.data.name!r}, or start a new run"
+        )
     engine: Engine
     if pool is None:
         engine = LocalEngine(Site(method, dataset, setting.partition))
     else:
         pool.open(config, method, dataset, str(folder.partition))
         engine = pool
-    start = folder.restore() or (method.setup(), Totals())
-    return Federation(config, method, setting.fleet, engine, folder, start)
+    folder.restore()  # A damaged checkpoint should show now, before anything is announced.
+    return Federation(config, method, setting.fleet, engine, folder, (method.setup(), Totals()))
 
 
 def _new_name(config: Config) -> Path:

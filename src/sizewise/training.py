@@ -68,6 +68,7 @@ def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Para
     """
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(learns(name, trainable))
+        parameter.grad = None  # What an earlier stage left would stay alive beside this one.
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -90,10 +91,6 @@ class Fit:
     peak_bytes: int | None
 
 
-METERED_STEPS = 2
-"""Steps to watch: the second is the first one that finds the optimiser's state in place."""
-
-
 def fit(
     module: nn.Module,
     stage: Stage,
@@ -103,7 +100,7 @@ def fit(
     loss: Loss = cross_entropy,
     received: Tensors | None = None,
     meter: Meter | None = None,
-    watched: int | None = METERED_STEPS,
+    every_step: bool = False,
 ) -> Fit:
     """Train one stage on a device's data.
 
@@ -116,9 +113,10 @@ def fit(
         loss: What to minimise.
         received: What the device got from the server, by name: where a proximal term pulls.
             Default: the model as it is when the stage begins.
-        meter: Watches the first steps, if given. A plan's cost depends on shapes only, so the
+        meter: Watches the first steps, if given. A plan's cost depends on shapes only, so it is
+            settled by the first batch of full size that finds the optimiser's state in place; the
             other steps run unwatched and at full speed.
-        watched: How many steps it watches; None is all of them.
+        every_step: Watch all steps.
     """
     module.train()
     parameters = freeze(module, stage.trainable)
@@ -129,12 +127,14 @@ def fit(
         learning = (name for name, p in module.named_parameters() if p.requires_grad)
         anchors = [origin[name].detach().clone() for name in learning]
     step = make_step(recipe, loss)
-    steps, total = 0, torch.zeros(())
+    steps, total, settled = 0, torch.zeros(()), False
+    largest = min(recipe.batch, len(shard))
     for images, labels in _stream(stage, shard, recipe, generator):
-        if meter is not None and (watched is None or steps < watched):
+        if meter is not None and (every_step or not settled):
             with meter:
                 meter.track(module, optimizer, images, labels, anchors)
                 value = step(module, optimizer, images, labels, anchors)
+            settled = steps > 0 and len(labels) == largest
         else:
             value = step(module, optimizer, images, labels, anchors)
         total += value
@@ -163,12 +163,25 @@ def workload(stage: Stage, samples: int, recipe: Recipe) -> tuple[int, int]:
     return len(taken), sum(taken)
 
 
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a model's parameters and buffers by name; tied ones once, by their first name."""
+    seen: dict[int, str] = {}
+    tensors = module.state_dict(keep_vars=True)
+    return {name: t for name, t in tensors.items() if seen.setdefault(id(t), name) == name}
+
+
 @torch.no_grad()
 def load(module: nn.Module, tensors: Tensors) -> None:
     """Copy tensors into a model by name; every tensor of the model must be given."""
-    own = module.state_dict(keep_vars=True)
-    for name, tensor in own.items():
+    for name, tensor in own_tensors(module).items():
         tensor.copy_(tensors[name])
+
+
+@torch.no_grad()
+def restore(module: nn.Module, buffers: Tensors) -> None:
+    """Put back the values of some buffers."""
+    for name, value in buffers.items():
+        module.get_buffer(name).copy_(value)
 
 
 def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
@@ -177,7 +190,7 @@ def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
     Frozen tensors are left out: they are not sent and do not count as covered.
     """
     parameters = dict(module.named_parameters())
-    state = module.state_dict()
+    state = own_tensors(module)
     learned = {name for stage in stages for name in state if learns(name, stage.trainable)}
     holders = {name.rpartition(".")[0] for name in learned if name in parameters}
     return {

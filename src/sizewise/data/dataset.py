@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sizewise.errors import DataError
+from sizewise.state import sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +75,15 @@ class Dataset:
         """One image's (C, H, W)."""
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
+
+    def fingerprint(self) -> str:
+        """Return a hash of all labels and of a thousand images or so, to tell data sets apart."""
+        stride = max(1, len(self.train_labels) // 1000)
+        return sha256(
+            {
+                "train_images": self.train_images[::stride],
+                "train_labels": self.train_labels,
+                "test_images": self.test_images[::stride],
+                "test_labels": self.test_labels,
+            }
+        )

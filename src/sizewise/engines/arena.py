@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sizewise.errors import EngineError
+
 Layout = dict[str, tuple[str, list[int], int]]
 """By tensor name: type, shape, offset in bytes."""
 
@@ -50,7 +52,14 @@ class Arena:
             layout[name] = (kind, list(tensor.shape), end)
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         if os.fstat(self.descriptor).st_size < end:
-            os.ftruncate(self.descriptor, end)
+            try:
+                # Reserved now: a write beyond what the system has would kill the process later.
+                os.posix_fallocate(self.descriptor, 0, end)
+            except OSError as error:
+                raise EngineError(
+                    f"{end:,} bytes of shared memory are not to be had ({error.strerror}); "
+                    f"enlarge /dev/shm, or set engine.workers to 1"
+                ) from None
         for name, place in self.read(layout).items():
             place.copy_(tensors[name])
         return layout

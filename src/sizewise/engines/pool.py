@@ -82,7 +82,8 @@ class PoolEngine:
         arenas = [self._state, self._data, *(worker.outbox for worker in self._workers)]
         inherited = [arena.descriptor for arena in arenas] + [s.fileno() for s in theirs]
         self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
-            [sys.executable, "-m", "sizewise.engines.worker", *map(str, inherited)],
+            # -P: a file in the current folder must not hide a module of the standard library.
+            [sys.executable, "-P", "-m", "sizewise.engines.worker", *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             # A group of their own: Ctrl-C reaches this process only, which then ends them all.
@@ -126,20 +127,25 @@ class PoolEngine:
         idle, busy = list(self._workers), dict[object, tuple[_Worker, int]]()
         waiting: dict[int, Outcome] = {}
         sent = given = 0
-        while given < len(plans):
-            window = given + REORDER_WINDOW * len(self._workers)
-            while idle and sent < min(len(plans), window):
-                worker = idle.pop()
-                worker.send({"train": plain(plans[sent])})
-                busy[worker.connection] = (worker, sent)
-                sent += 1
-            for connection in wait([worker.connection for worker, _ in busy.values()]):
-                worker, number = busy.pop(connection)
-                waiting[number] = _outcome(worker, plans[number])
-                idle.append(worker)
-            while given in waiting:
-                yield waiting.pop(given)
-                given += 1
+        try:
+            while given < len(plans):
+                window = given + REORDER_WINDOW * len(self._workers)
+                while idle and sent < min(len(plans), window):
+                    worker = idle.pop()
+                    worker.send({"train": plain(plans[sent])})
+                    busy[worker.connection] = (worker, sent)
+                    sent += 1
+                for connection in wait([worker.connection for worker, _ in busy.values()]):
+                    worker, number = busy.pop(connection)
+                    waiting[number] = _outcome(worker, plans[number])
+                    idle.append(worker)
+                while given in waiting:
+                    yield waiting.pop(given)
+                    given += 1
+        finally:
+            # After an interrupt, answers must not be taken for those to later questions.
+            for worker, _ in busy.values():
+                worker.receive()
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set, its batches shared among the workers."""

@@ -21,7 +21,7 @@ from sizewise.methods.fedavg import FedAvg
 from sizewise.plan import Plan, Update
 from sizewise.state import State
 from sizewise.training import Shard
-from sizewise.view import Tensors
+from sizewise.view import Tensors, cut
 
 
 class Local(FedAvg):
@@ -31,7 +31,7 @@ class Local(FedAvg):
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train on from the device's own model; send nothing."""
-        update = self.fit(plan, memory or tensors, shard)
+        update = self.fit(plan, {**tensors, **memory}, shard)
         return replace(update, tensors={}, memory=update.tensors)
 
     def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
@@ -41,7 +41,8 @@ class Local(FedAvg):
         return {f"device {number}": self._model(state, number) for number in sorted(state.devices)}
 
     def _model(self, state: State, number: int) -> Callable[[], nn.Module]:
-        return lambda: self.assemble(self.main, state.devices[number])
+        common = cut(state.tensors, self.view(self.main))
+        return lambda: self.assemble(self.main, {**common, **state.devices[number]})
 
     def headline(self, sizes: Mapping[str, float]) -> float:
         """Return the mean accuracy over the devices."""

@@ -89,9 +89,9 @@ def build(
     data = {"classes": classes, "image": image, "channels": image[0], "width": width}
     try:
         model = factory(**_keywords(name, factory, data, args))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a factory of the user's may raise anything
         given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelError(f"the model {name!r} cannot be built with {given}: {reason}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -125,7 +125,7 @@ def _load(reference: str) -> Callable[..., Any]:
     module_name, _, attribute = reference.partition(":")
     try:
         module = import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # a file of the user's may raise anything
         raise ConfigError(
             f"cannot import {module_name!r} for the model {reference!r} ({error}); "
             "install it, or run where its file is"

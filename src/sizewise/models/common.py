@@ -55,12 +55,12 @@ def check_output(model: nn.Module, classes: int, image: tuple[int, int, int]) ->
     """
     # A copy in eval mode: whatever its forward writes (norm statistics, caches) stays behind.
     # Two images, so that a stray squeeze() of the batch dimension shows.
-    probe = copy.deepcopy(model).eval()
     try:
+        probe = copy.deepcopy(model).eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits: object = probe(torch.zeros(2, *image))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # a model of the user's may raise anything
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelError(
             f"{type(model).__name__} cannot run on images of shape {image}: {reason}"
         ) from error
