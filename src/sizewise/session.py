@@ -22,7 +22,7 @@ from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
-from sizewise.errors import CheckpointError
+from sizewise.errors import CheckpointError, ConfigError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
@@ -128,6 +128,12 @@ def resumed(path: Path, dataset: Dataset | None = None) -> Iterator[Federation]:
 @contextmanager
 def _engine(config: Config) -> Iterator[PoolEngine | None]:
     """Start the worker processes first: they import while this process loads the data."""
+    for name in (config.model.name, config.method.name):
+        if name.startswith("__main__:") and config.engine.workers > 1:
+            raise ConfigError(
+                f"worker processes cannot import {name!r}; move it into a file of its own, "
+                f"or set engine.workers to 1"
+            )
     pool = PoolEngine(config.engine.workers) if config.engine.workers > 1 else None
     try:
         yield pool

@@ -58,8 +58,8 @@ class _Worker:
 
 
 _DIED = (
-    "a worker process died, most likely killed for lack of memory; "
-    "use fewer engine.workers and go on with `sizewise resume`"
+    "a worker process died: killed for lack of memory, or crashed in native code; try fewer "
+    "engine.workers (1 shows a crash as it happens) and go on with `sizewise resume`"
 )
 
 
