@@ -83,7 +83,7 @@ def test_the_catalogue_needs_no_torch() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match="'prresnet20'; did you mean 'preresnet20'"):
         build("prresnet20", classes=10, image=(1, 8, 8))
-    with pytest.raises(ConfigError, match="known are preresnet20, "):
+    with pytest.raises(ConfigError, match="choose one of cnn, densenet40, "):
         build("???", classes=10, image=(1, 8, 8))
 
 

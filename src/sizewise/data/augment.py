@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from sizewise.data.catalog import AUGMENTATIONS, did_you_mean
+from sizewise.data.catalog import AUGMENTATIONS
 from sizewise.errors import ConfigError
+from sizewise.structure import nearest
 
 CHUNK = 1000
 _MOVES: dict[str, tuple[str, ...]] = {
@@ -44,7 +45,7 @@ class Transform:
     def __post_init__(self) -> None:
         if self.policy not in AUGMENTATIONS:
             raise ConfigError(
-                f"unknown augmentation '{self.policy}'; {did_you_mean(self.policy, AUGMENTATIONS)}"
+                f"unknown augmentation '{self.policy}'; {nearest(self.policy, AUGMENTATIONS)}"
             )
         if self.pad is not None and self.pad < 0:
             raise ConfigError(f"data.pad must be 0 or more pixels, got {self.pad}")

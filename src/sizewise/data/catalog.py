@@ -4,9 +4,7 @@ A data set that is not listed here still loads: by the path of a parquet folder,
 ``owner/name`` on the Hugging Face hub.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,3 @@ AUGMENTATIONS: dict[str, str] = {
     "crop-flip": "random crop of the padded image, mirror half of them",
     "crop-flip-cutout": "crop-flip, then blank a square of half the image's side",
 }
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the nearest ones, or all."""
-    names = list(names)
-    close = get_close_matches(name, names, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(names)}"

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sizewise import rng
-from sizewise.data.catalog import PARTITIONS, did_you_mean
+from sizewise.data.catalog import PARTITIONS
 from sizewise.data.schemes import SCHEMES, UNUSED, Request
 from sizewise.errors import ConfigError, DataError
+from sizewise.structure import nearest
 
 SHOWN_DEVICES = 1000
 
@@ -145,7 +146,7 @@ def make(
         DataError: If the samples cannot be divided like this.
     """
     if name not in PARTITIONS:
-        raise ConfigError(f"unknown partition '{name}'; {did_you_mean(name, PARTITIONS)}")
+        raise ConfigError(f"unknown partition '{name}'; {nearest(name, PARTITIONS)}")
     if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise DataError(f"expected labels in 0..{classes - 1}, at least one; check the data set")
     if devices < 1:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from sizewise import rng
 from sizewise.data import cache
-from sizewise.data.catalog import DATASETS, Source, did_you_mean
+from sizewise.data.catalog import DATASETS, Source
 from sizewise.data.dataset import Dataset
 from sizewise.data.decode import TEST_SPLITS, Split, channel_statistics, decode, resize
 from sizewise.errors import ConfigError, DataError, SizewiseError
+from sizewise.structure import nearest
 
 __all__ = ["Dataset", "load"]
 
@@ -164,7 +165,7 @@ def _find_folder(name: str, root: str | None) -> Path | None:
         )
     if name not in DATASETS and "/" not in name:
         raise DataError(
-            f"unknown data set '{name}'; {did_you_mean(name, DATASETS)} (or give a parquet folder "
+            f"unknown data set '{name}'; {nearest(name, DATASETS)} (or give a parquet folder "
             "under SIZEWISE_DATA or data.root, or owner/name on the Hugging Face hub)"
         )
     return None

@@ -7,7 +7,6 @@ names, and with the options of the config. It returns a `nn.Module` that maps im
 Importing this package does not import torch, so that listing the zoo is quick.
 """
 
-import difflib
 import inspect
 import os
 import re
@@ -18,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sizewise.errors import ConfigError, ModelError
+from sizewise.structure import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,10 +113,9 @@ def _factory(name: str) -> Callable[..., Any]:
         return _load(_SINGLES[name])
     if (match := re.fullmatch(r"([a-z]+)(\d+)", name)) and match[1] in _FAMILIES:
         return partial(_load(_FAMILIES[match[1]]), int(match[2]))
-    near = difflib.get_close_matches(name, _CATALOGUE, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_CATALOGUE)}"
     raise ConfigError(
-        f"no model is called {name!r}; {hint} (a model of your own is 'package.module:factory')"
+        f"no model is called {name!r}; {nearest(name, _CATALOGUE)} "
+        "(a model of your own is 'package.module:factory')"
     )
 
 
