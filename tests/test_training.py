@@ -12,7 +12,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
 from sizewise.task import Task
-from sizewise.training import Shard, fit, freeze, learns, load, make_optimizer, trained
+from sizewise.training import Shard, fit, freeze, learns, make_optimizer, own_tensors, trained
 
 TRANSFORM = Transform("none", (0.0,), (1.0,))
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "batch": 100}
@@ -253,12 +253,7 @@ def test_packed_tensors_are_copies() -> None:
     assert not packed["1.weight"].requires_grad
 
 
-def test_loading_copies_by_name_and_needs_every_tensor() -> None:
-    model, other = network(), network()
-    with torch.no_grad():
-        other[1].weight.add_(1)
-    load(model, other.state_dict())
-    assert torch.equal(model[1].weight, other[1].weight)
-    assert model[1].weight.data_ptr() != other[1].weight.data_ptr()
-    with pytest.raises(KeyError, match=r"1\.weight"):
-        load(model, {})
+def test_tied_tensors_count_once_under_their_first_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert list(own_tensors(model)) == ["0.weight", "0.bias", "1.bias"]

@@ -24,6 +24,7 @@ from sizewise.step import cross_entropy
 from sizewise.task import Task
 from sizewise.training import Shard
 from sizewise.view import Tensors, View, cut, whole
+from sizewise.working import WorkingCopy
 
 
 class Method:
@@ -48,9 +49,7 @@ class Method:
         self.options: Any = self.Options() if options is None else options
         self.main = Piece()
         # Working copies and figures that depend on shapes only: caches, never results.
-        self._modules: dict[str, nn.Module] = {}
-        self._frozen: dict[str, frozenset[str]] = {}
-        self._unsaved: dict[str, dict[str, Tensor]] = {}
+        self._copies: dict[str, WorkingCopy] = {}
         self._views: dict[str, View] = {}
         self._footprints: dict[tuple[object, ...], Footprint] = {}
         self._flops: dict[tuple[object, ...], int] = {}
@@ -68,15 +67,15 @@ class Method:
         """Build a fresh model of a piece's shapes."""
         return self.task.build(piece.cut.get("width", 1.0))
 
+    def copy(self, piece: Piece) -> WorkingCopy:
+        """Return this process's working copy for pieces of this size."""
+        if piece.size not in self._copies:
+            self._copies[piece.size] = WorkingCopy(self.build(piece))
+        return self._copies[piece.size]
+
     def module(self, piece: Piece) -> nn.Module:
-        """Return the working copy for pieces of this size; whoever uses it loads it first."""
-        if piece.size not in self._modules:
-            module = self._modules[piece.size] = self.build(piece)
-            parameters = module.named_parameters()
-            self._frozen[piece.size] = frozenset(n for n, p in parameters if not p.requires_grad)
-            saved, buffers = module.state_dict(), module.named_buffers()
-            self._unsaved[piece.size] = {n: b.clone() for n, b in buffers if n not in saved}
-        return self._modules[piece.size]
+        """Return the working copy's model, to look at its structure."""
+        return self.copy(piece).module
 
     # ---- the server, for each device of a round
 
@@ -91,15 +90,6 @@ class Method:
         """Return the stages of a device that trains everything at once."""
         recipe = self.task.recipe
         return (Stage(recipe.lr_at(round_index, self.task.rounds), recipe.epochs),)
-
-    def actual(self, piece: Piece, stage: Stage) -> Stage:
-        """Return a stage without the parameters that the model itself keeps frozen."""
-        names = [name for name, _ in self.module(piece).named_parameters()]
-        frozen = self._frozen[piece.size]
-        if not frozen:
-            return stage
-        learning = (n for n in names if n not in frozen and training.learns(n, stage.trainable))
-        return replace(stage, trainable=tuple(learning))
 
     def affordable(self, plan: Plan, device: Device) -> Plan:
         """Return the plan with its predicted peak; raise BudgetTooSmall if the device lacks it."""
@@ -121,7 +111,7 @@ class Method:
                 step=training.make_step(recipe, self.loss),
                 anchored=recipe.proximal > 0,
                 optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
-                trainable=self.actual(piece, stage).trainable,
+                trainable=self.copy(piece).actual(stage).trainable,
             )
         return self._footprints[key]
 
@@ -129,7 +119,7 @@ class Method:
         """Return the FLOPs of training on one sample in a stage."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._flops:
-            trainable = self.actual(piece, stage).trainable
+            trainable = self.copy(piece).actual(stage).trainable
             self._flops[key] = flops.per_sample(
                 self.build(piece), self.task.image, self.loss, trainable
             )
@@ -160,8 +150,8 @@ class Method:
 
     def fit(self, plan: Plan, tensors: Tensors, shard: Shard) -> Update:
         """Train a plan's stages one after the other, from these tensors; pack up what learned."""
-        module = self.assemble(plan.piece, tensors)
-        stages = [self.actual(plan.piece, stage) for stage in plan.stages]
+        copy = self.copy(plan.piece)
+        module, stages = copy.load(tensors), [copy.actual(stage) for stage in plan.stages]
         recipe, seed = self.task.recipe, self.task.seed
         generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
         # Peaks depend on shapes only: the first device of each kind is metered, and its figure
@@ -218,17 +208,12 @@ class Method:
     # ---- what people run
 
     def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
-        """Return the models that people run, by size, each built when it is asked for."""
-        view = self.view(self.main)
-        return {self.main.size: lambda: self.assemble(self.main, cut(state.tensors, view))}
+        """Return the models that people run, by size.
 
-    def assemble(self, piece: Piece, tensors: Tensors) -> nn.Module:
-        """Return the working copy of a piece, holding the given tensors until its next use."""
-        module = self.module(piece)
-        training.load(module, tensors)
-        # Buffers that are not saved with the model must not carry over from device to device.
-        training.restore(module, self._unsaved[piece.size])
-        return module
+        Each is filled when it is asked for, and valid until the next one is.
+        """
+        view = self.view(self.main)
+        return {self.main.size: lambda: self.copy(self.main).load(cut(state.tensors, view))}
 
     def headline(self, sizes: Mapping[str, float]) -> float:
         """Return the one accuracy to show for a run: that of the last deployed size."""

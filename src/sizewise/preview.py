@@ -40,7 +40,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         refused = str(error)
         plan = method.plan(state, replace(device, memory=None), round_index)
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
-    actual = [method.actual(plan.piece, stage) for stage in plan.stages]
+    actual = [method.copy(plan.piece).actual(stage) for stage in plan.stages]
     stages = [
         {
             "name": stage.name,

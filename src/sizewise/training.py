@@ -170,20 +170,6 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: t for name, t in tensors.items() if seen.setdefault(id(t), name) == name}
 
 
-@torch.no_grad()
-def load(module: nn.Module, tensors: Tensors) -> None:
-    """Copy tensors into a model by name; every tensor of the model must be given."""
-    for name, tensor in own_tensors(module).items():
-        tensor.copy_(tensors[name])
-
-
-@torch.no_grad()
-def restore(module: nn.Module, buffers: Tensors) -> None:
-    """Put back the values of some buffers."""
-    for name, value in buffers.items():
-        module.get_buffer(name).copy_(value)
-
-
 def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
     """Return copies of what some stage trained: its parameters, and buffers beside them.
 

@@ -42,7 +42,7 @@ class Local(FedAvg):
 
     def _model(self, state: State, number: int) -> Callable[[], nn.Module]:
         common = cut(state.tensors, self.view(self.main))
-        return lambda: self.assemble(self.main, {**common, **state.devices[number]})
+        return lambda: self.copy(self.main).load({**common, **state.devices[number]})
 
     def headline(self, sizes: Mapping[str, float]) -> float:
         """Return the mean accuracy over the devices."""
