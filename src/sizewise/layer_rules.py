@@ -6,7 +6,7 @@ their own, torch tags them; an operation that has none fixes what it reads, see 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -41,9 +41,25 @@ def unknown(labels: Labels, tensors: Sequence[Tensor]) -> None:
 
 def pointwise(labels: Labels, out: Tensor, tensors: Sequence[Tensor]) -> None:
     """Tie tensors that are broadcast together to the shape of `out`."""
-    rank = out.ndim
+    labels.put(out, paired(labels, tensors, range(out.ndim), out.ndim))
+
+
+def paired(
+    labels: Labels, tensors: Sequence[Tensor], dims: Collection[int], rank: int
+) -> list[Array]:
+    """Tie tensors to each other along some dimensions, entry by entry.
+
+    Args:
+        labels: The labels so far.
+        tensors: Of `rank` dimensions, or fewer, which broadcast.
+        dims: The dimensions along which they are paired, counted from 0 in `rank`.
+        rank: Number of dimensions.
+
+    Returns:
+        Factors over these dimensions that all tensors agree on.
+    """
     operands = [tensor for tensor in tensors if tensor.ndim]
-    for dim in range(rank):
+    for dim in dims:
         present = [t for t in operands if dim >= rank - t.ndim and t.shape[dim - rank] > 1]
         if any(not _labelled(labels, t, dim - rank) for t in present):
             for tensor in present:
@@ -52,12 +68,14 @@ def pointwise(labels: Labels, out: Tensor, tensors: Sequence[Tensor]) -> None:
     for tensor in operands:
         for factor in labels.of(tensor):
             factor = factor.reshape((1,) * (rank - tensor.ndim) + factor.shape)
+            if not set(varying(factor)) <= set(dims):
+                continue
             overlapping = [m for m in merged if set(varying(m)) & set(varying(factor))]
             for other in overlapping:
                 labels.union(factor, other)
             if not overlapping:
                 merged.append(factor)
-    labels.put(out, merged)
+    return merged
 
 
 def _labelled(labels: Labels, tensor: Tensor, dim: int) -> bool:
@@ -110,7 +128,7 @@ def _convolution(
 
 
 @RULES.add("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
-def _batch_norm(labels: Labels, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> None:
+def _batch_norm(labels: Labels, out: Any, x: Tensor, *args: Any) -> None:
     channels = labels.along(x, 1)
     for tensor in args[:4]:
         if isinstance(tensor, Tensor):
@@ -169,7 +187,7 @@ def _group_norm(
 
 
 @RULES.add("embedding")
-def _embedding(labels: Labels, out: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> None:
+def _embedding(labels: Labels, out: Tensor, weight: Tensor, *args: Any) -> None:
     labels.keep_whole(weight, 0)
     features = labels.along(weight, 1)
     labels.put(out, [] if features is None else [spread(features, -1, out.ndim)])
@@ -207,9 +225,7 @@ def _bmm(labels: Labels, out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 @RULES.add("addmm", "baddbmm")
-def _addmm(
-    labels: Labels, out: Tensor, bias: Tensor, left: Tensor, right: Tensor, **scales: float
-) -> None:
+def _addmm(labels: Labels, out: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> None:
     (_mm if left.ndim == 2 else _bmm)(labels, out, left, right)
     pointwise(labels, out, [bias, out])
 

@@ -13,13 +13,13 @@ import numpy as np
 from torch import Tensor
 
 from sizewise.labels import FIXED, Labels, Rule, Rules, spread
-from sizewise.layer_rules import first, unknown
+from sizewise.layer_rules import first, paired, unknown
 
 RULES = Rules()
 
 
 @RULES.add("view", "_unsafe_view", "reshape", "_reshape_alias")
-def _view(labels: Labels, out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> None:
+def _view(labels: Labels, out: Tensor, x: Tensor, *args: Any) -> None:
     if out.numel() != x.numel():  # Another dtype of another width.
         unknown(labels, [x])
         return
@@ -84,7 +84,7 @@ def _squeeze(
 
 
 @RULES.add("expand")
-def _expand(labels: Labels, out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> None:
+def _expand(labels: Labels, out: Tensor, x: Tensor, *args: Any) -> None:
     lead = (1,) * (out.ndim - x.ndim)
     labels.put(out, [factor.reshape(lead + factor.shape) for factor in labels.of(x)])
 
@@ -113,9 +113,7 @@ def _unbind(labels: Labels, out: Sequence[Tensor], x: Tensor, dim: int = 0) -> N
 
 
 @RULES.add("slice")
-def _slice(
-    labels: Labels, out: Tensor, x: Tensor, dim: int = 0, *bounds: int | None, **kwargs: Any
-) -> None:
+def _slice(labels: Labels, out: Tensor, x: Tensor, dim: int = 0, *bounds: int | None) -> None:
     if out.shape != x.shape:
         labels.keep_whole(x, dim, "cuts channels at a fixed place; those it reads stay whole")
     labels.put(out, labels.of(x))
@@ -144,28 +142,18 @@ def _split(
 def _cat(labels: Labels, out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> None:
     dim %= out.ndim
     parts = [tensor for tensor in tensors if tensor.ndim == out.ndim]
-    # Along the other dimensions the parts are paired entry by entry, as in a sum.
-    for other in range(out.ndim):
-        if other != dim:
-            sides = [labels.along(part, other) for part in parts]
-            for side in sides[1:]:
-                labels.meet(sides[0], side)
-    factors = []
-    for other in range(out.ndim):
-        side = None if other == dim else labels.along(parts[0], other)
-        if side is not None:
-            factors.append(spread(side, other, out.ndim))
     joined = []
     for part in parts:
         side = labels.along(part, dim)
         joined.append(np.full(part.shape[dim], FIXED, dtype=np.int64) if side is None else side)
-    labels.put(out, [*factors, spread(np.concatenate(joined), dim, out.ndim)])
+    along = spread(np.concatenate(joined), dim, out.ndim)
+    # Along the other dimensions the parts are paired, as in a sum.
+    across = paired(labels, parts, [d for d in range(out.ndim) if d != dim], out.ndim)
+    labels.put(out, [along, *across])
 
 
 @RULES.add("constant_pad_nd", "reflection_pad2d", "replication_pad2d", "reflection_pad1d")
-def _pad(
-    labels: Labels, out: Tensor, x: Tensor, padding: Sequence[int], *args: Any, **kwargs: Any
-) -> None:
+def _pad(labels: Labels, out: Tensor, x: Tensor, padding: Sequence[int], *args: Any) -> None:
     for dim in range(x.ndim):
         if out.shape[dim] != x.shape[dim]:
             labels.keep_whole(x, dim, "pads channels by a fixed number; those it reads stay whole")
@@ -183,9 +171,7 @@ def _mixes(labels: Labels, out: Any, x: Tensor, dims: Sequence[int]) -> None:
 
 
 @RULES.add("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "flip", "index_select")
-def _along_dims(
-    labels: Labels, out: Any, x: Tensor, dims: int | Sequence[int], *args: Any, **kwargs: Any
-) -> None:
+def _along_dims(labels: Labels, out: Any, x: Tensor, dims: int | Sequence[int], *args: Any) -> None:
     _mixes(labels, out, x, [dims] if isinstance(dims, int) else dims)
 
 
@@ -201,7 +187,6 @@ def _reduce(
     x: Tensor,
     dims: int | Sequence[int] | None = None,
     keepdim: bool = False,
-    **kwargs: Any,
 ) -> None:
     asked = (
         range(x.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
@@ -215,7 +200,7 @@ def _reduce(
 def _spatial(rank: int) -> Rule:
     """Return the rule of pooling and resampling over the last `rank` dimensions."""
 
-    def apply(labels: Labels, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> None:
+    def apply(labels: Labels, out: Any, x: Tensor, *args: Any) -> None:
         _mixes(labels, out, x, [x.ndim - 1 - i for i in range(rank)])
 
     return apply

@@ -1,0 +1,381 @@
+"""Channels: which dimensions of which tensors must be cut together, found by tracing.
+
+`trace` runs a model once on meta tensors, that is, without data and without computing anything,
+and follows every coordinate of every parameter through the operations, by the rules in
+`layer_rules` and `shape_rules`. What hangs together is one channel: a channel of a residual stream
+is a row of every convolution that writes the stream, a column of every one that reads it, and an
+entry of every norm between. Channels that occur in the same places form a group, and a narrower
+model keeps some of each group.
+
+    channels = trace(model, torch.empty(2, 3, 32, 32))
+    kept = keep(channels, 0.25, rolling(round_index))     # sizewise.indices
+    small = shrink(model, channels, kept)                 # sizewise.cutting
+
+Inputs, classes, kernels and positions are never cut, and neither is anything that an operation
+without a rule reads: `Channels.notes` names these. A dimension that is split into heads is cut
+inside every head, the same entries in all, so the number of heads stays.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sizewise import layer_rules, shape_rules
+from sizewise.errors import ModelError
+from sizewise.labels import FIXED, Array, Labels, varying
+from sizewise.layer_rules import FACTORIES, POINTWISE, first, pointwise, unknown
+
+Kept = Mapping[str, Tensor]
+"""For each group's name, the kept channels: a sorted int64 tensor."""
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+"""For each channel id, whether it is kept."""
+
+WHOLE = -1
+"""The id of coordinates that are never cut."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Channels that occur in the same places.
+
+    Attributes:
+        name: The first place, such as "stem.conv.weight:0".
+        index: Its position among the groups.
+        size: How many channels it has.
+        members: Every place: a tensor's name and one of its dimensions. A dimension can have room
+            for several groups (concatenation), or several entries for each channel (heads,
+            flattened pixels).
+    """
+
+    name: str
+    index: int
+    size: int
+    members: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The result of one operation of the forward pass.
+
+    Attributes:
+        operation: What it computes, see `computed`.
+        module: Path of the module whose forward ran it.
+        shape: Shape of its (first) result.
+        ids: For each dimension that can be cut, the channel id of each coordinate.
+    """
+
+    operation: str
+    module: str
+    shape: tuple[int, ...]
+    ids: Mapping[int, Array]
+
+    def cut_shape(self, mask: Mask) -> tuple[int, ...]:
+        """Return the shape of the same result in a model that has only the kept channels."""
+        return tuple(
+            int(mask[self.ids[dim]].sum()) if dim in self.ids else size
+            for dim, size in enumerate(self.shape)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """What a trace found.
+
+    Attributes:
+        groups: The groups, in the order in which the model's tensors name them.
+        notes: What could have been cut but is left whole, and why; one sentence each.
+        tensors: For every parameter and buffer, the id of the channel that each coordinate of each
+            dimension belongs to. Ids count through the groups in order; `WHOLE` is never cut.
+        saved: Names of the tensors in the model's `state_dict`, in its order.
+        inputs: Meta tensors of the shapes that were traced.
+        steps: Results of the operations that compute something, in order.
+    """
+
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+    tensors: Mapping[str, tuple[Array, ...]]
+    saved: tuple[str, ...]
+    inputs: tuple[Tensor, ...]
+    steps: tuple[Step, ...]
+
+    def mask(self, kept: Kept) -> Mask:
+        """Return which ids are kept; `mask[WHOLE]` is True.
+
+        Raises:
+            ModelError: `kept` names other groups than these, or channels that a group lacks.
+        """
+        if unlike := set(kept) ^ {group.name for group in self.groups}:
+            raise ModelError(
+                f"kept channels are given for each of the model's {len(self.groups)} groups and "
+                f"nothing else; {sorted(unlike)[0]!r} is missing or unknown"
+            )
+        mask = np.zeros(sum(group.size for group in self.groups) + 1, dtype=np.bool_)
+        mask[WHOLE] = True
+        start = 0
+        for group in self.groups:
+            chosen = kept[group.name].numpy()
+            if not len(chosen) or chosen.min() < 0 or chosen.max() >= group.size:
+                raise ModelError(
+                    f"the group {group.name!r} keeps one or more of its channels "
+                    f"0 to {group.size - 1}; {chosen.tolist()} came"
+                )
+            mask[start + chosen] = True
+            start += group.size
+        return mask
+
+
+def trace(model: nn.Module, *inputs: Tensor) -> Channels:
+    """Find out which dimensions of a model's tensors hang together.
+
+    Args:
+        model: Any module; it is left as it was.
+        inputs: What its forward takes, such as images (B, C, H, W). Only shapes and types matter,
+            so meta tensors will do.
+
+    Raises:
+        ModelError: The model cannot run on such inputs without data.
+    """
+    inputs = tuple(tensor.to("meta") for tensor in inputs)
+    double = on_meta(model)
+    labels = Labels()
+    named = dict(named_tensors(double))
+    for tensor in {id(t): t for t in named.values()}.values():
+        if tensor.is_floating_point():
+            labels.add(tensor)
+    tracer = _Tracer(labels)
+    tracer.follow(double)
+    try:
+        with tracer:
+            result = run(double, *inputs)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"{type(model).__name__} cannot be traced on inputs of shape "
+            f"{', '.join(str(tuple(t.shape)) for t in inputs)}: {reason}"
+        ) from error
+    outputs = _tensors(result)
+    if not outputs:
+        raise ModelError(
+            f"{type(model).__name__} gives a {type(result).__name__} without tensors in it that "
+            "could be kept whole; wrap it in a module whose forward returns the logits"
+        )
+    for tensor in outputs:
+        for factor in labels.of(tensor):
+            labels.fix(factor)
+    _leave_out(labels, double, tracer.used)
+    labels.resolve()
+    return _collect(labels, named, tuple(model.state_dict()), inputs, tracer.steps)
+
+
+def _leave_out(labels: Labels, model: nn.Module, used: set[int]) -> None:
+    """Fix the tensors of recurrent layers, which store sizes everywhere, and unused tensors."""
+    tensor: Tensor
+    for path, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            labels.where = path
+            for tensor in module.parameters():
+                for factor in labels.of(tensor):
+                    labels.fix(factor, "is recurrent, which cannot be cut; it stays whole")
+    for name, tensor in named_tensors(model):
+        if id(tensor) not in used:
+            labels.where = name
+            for factor in labels.of(tensor):
+                labels.fix(factor, "takes no part in the forward pass; it stays whole")
+
+
+_RULES = layer_rules.RULES | shape_rules.RULES
+
+
+class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Applies the rule of every operation that runs, and remembers what came out."""
+
+    def __init__(self, labels: Labels) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.labels = labels
+        self.used: set[int] = set()
+        self.steps: list[tuple[Step, list[Array]]] = []
+        self._path: list[str] = []
+
+    def follow(self, model: nn.Module) -> None:
+        """Keep track of the module whose forward is running, for notes."""
+
+        def enter(path: str) -> Callable[..., None]:
+            return lambda *_: self._path.append(path)
+
+        def leave(*_: object) -> None:
+            self._path.pop()
+
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(enter(path))
+            module.register_forward_hook(leave)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name, module = operation(func), (self._path or [""])[-1]
+        read = _tensors((args, kwargs))
+        self.used.update(id(tensor) for tensor in read)
+        if any(self.labels.of(tensor) for tensor in read) and name not in FACTORIES:
+            self.labels.where = f"{name} in {module or 'the model'}"
+            if name in _RULES:
+                _RULES[name](self.labels, out, *_positional(func, args, kwargs))
+            elif torch.Tag.pointwise in func.tags or name in POINTWISE:
+                pointwise(self.labels, first(out), read)
+            else:
+                unknown(self.labels, read)
+        for kind in computed(func):
+            step = Step(kind, module, tuple(first(out).shape), {})
+            self.steps.append((step, self.labels.of(first(out))))
+        return out
+
+
+def _collect(
+    labels: Labels,
+    named: Mapping[str, Tensor],
+    saved: tuple[str, ...],
+    inputs: tuple[Tensor, ...],
+    steps: list[tuple[Step, list[Array]]],
+) -> Channels:
+    """Number the channels group by group and write every tensor's dimensions in these numbers."""
+    roots: dict[str, list[Array]] = {}
+    for name, tensor in named.items():
+        cut = _by_dimension(labels, labels.of(tensor))
+        whole = (np.full(size, FIXED, dtype=np.int64) for size in tensor.shape)
+        roots[name] = [cut.get(dim, default) for dim, default in enumerate(whole)]
+    places: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+    for name, dims in roots.items():
+        for dim, found in enumerate(dims):
+            # In order of first appearance, so that channel 0 of a group is the first of them.
+            _, starts, counts = np.unique(found, return_index=True, return_counts=True)
+            for at in np.argsort(starts):
+                if (root := int(found[starts[at]])) != FIXED:
+                    places[root].append((name, dim, int(counts[at])))
+    members: dict[tuple[tuple[str, int, int], ...], list[int]] = defaultdict(list)
+    for root, found_in in places.items():
+        members[tuple(found_in)].append(root)
+    groups: list[Group] = []
+    names: dict[str, int] = defaultdict(int)
+    lookup = np.full(max(places, default=0) + 1, WHOLE, dtype=np.int64)
+    count = 0
+    for where, channels in members.items():
+        name = f"{where[0][0]}:{where[0][1]}"
+        names[name] += 1
+        if names[name] > 1:  # Two groups can begin in one dimension.
+            name = f"{name}#{names[name]}"
+        lookup[channels] = np.arange(len(channels)) + count
+        count += len(channels)
+        spots = tuple((tensor, dim) for tensor, dim, _ in where)
+        groups.append(Group(name, len(groups), len(channels), spots))
+    return Channels(
+        groups=tuple(groups),
+        notes=tuple(labels.notes),
+        tensors={name: tuple(lookup[found] for found in dims) for name, dims in roots.items()},
+        saved=saved,
+        inputs=inputs,
+        steps=tuple(
+            replace(
+                step,
+                ids={d: lookup[found] for d, found in _by_dimension(labels, factors).items()},
+            )
+            for step, factors in steps
+        ),
+    )
+
+
+def _by_dimension(labels: Labels, factors: Iterable[Array]) -> dict[int, Array]:
+    """Return representatives (n,) along each dimension that can be cut."""
+    dims = {}
+    for factor in map(labels.reduced, factors):
+        for dim in varying(factor):  # Only one, as all splits are resolved.
+            dims[dim] = factor.ravel()
+    return dims
+
+
+# ---- running models without data
+
+_COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
+_PRODUCTS = {
+    "mm": ("matmul",),
+    "bmm": ("matmul",),
+    "addmm": ("matmul", "add"),
+    "baddbmm": ("matmul", "add"),
+}
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in eval mode without data, whose tied tensors are still tied."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+    return copy.deepcopy(model, memo).eval()
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield all parameters and buffers with their names; a tied one once for each of its names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def run(model: nn.Module, *inputs: Tensor) -> object:
+    """Run a forward pass in which every operation is seen, on the device of the inputs."""
+    with torch.no_grad(), torch.device(inputs[0].device), _no_fast_path():
+        result: object = model(*inputs)
+    return result
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    # The fused kernel of nn.TransformerEncoderLayer in eval mode is one operation, all of it.
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def operation(func: Any) -> str:
+    """Return the name of an operation, the same in place and out of place."""
+    return str(func._schema.name).partition("::")[2].rstrip("_")
+
+
+def computed(func: Any) -> tuple[str, ...]:
+    """Return what an operation computes from tensors; nothing if it is a view, copy or factory.
+
+    The same code can take different paths at different widths: views and copies come and go with
+    strides and sizes of 1, and a product is one of matrices or a batch of them, with the sum or
+    without. What is returned here is the same at every width.
+    """
+    name = operation(func)
+    takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+    gives = [str(result.type) for result in func._schema.returns]
+    if func.is_view or name in _COPIES or not takes or gives[:1] != ["Tensor"]:
+        return ()
+    return _PRODUCTS.get(name, (name,))
+
+
+def _positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the arguments of an operation in the order of its schema, as far as they are given."""
+    yield from args
+    for argument in func._schema.arguments[len(args) :]:
+        if argument.kwarg_only:
+            return
+        yield kwargs.get(argument.name, argument.default_value)
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

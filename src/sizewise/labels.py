@@ -1,0 +1,187 @@
+"""Labels: which entries of which tensors stand or fall together.
+
+Before a model is traced, every coordinate of every parameter dimension is an atom of its own.
+Operations unify atoms: adding two tensors ties their channels one by one, a convolution ties the
+inputs of its weight to the channels of what it reads. What is one set in the end is one channel,
+which a narrower model has everywhere or nowhere.
+
+A tensor carries *factors*: integer arrays with as many dimensions as the tensor, of size 1 along
+those they do not vary over. At most one factor varies over a dimension, and an entry of the tensor
+belongs to a narrower model if all its labels are kept. Label 0 is `FIXED`: always kept. A dimension
+that no factor varies over (batch, pixels, classes) is kept as a whole.
+
+    weight of a convolution, (O, I, 3, 3)    two factors, (O, 1, 1, 1) and (1, I, 1, 1)
+    features, (B, C, H, W)                   one factor, (1, C, 1, 1)
+    the same, flattened, (B, C * H * W)      one factor, (1, C * H * W), labels repeated
+    C split into heads, (B, N, heads, C/h)   one factor over both dimensions, until an operation
+                                             asks for the labels along one of them
+"""
+
+from collections.abc import Callable, MutableMapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Array = npt.NDArray[np.int64]
+
+FIXED = 0
+
+
+def varying(factor: Array) -> list[int]:
+    """Return the dimensions that a factor varies over."""
+    return [dim for dim, size in enumerate(factor.shape) if size > 1]
+
+
+def spread(labels: Array, dim: int, rank: int) -> Array:
+    """Return 1-D labels (n,) as a factor of a tensor of `rank` dimensions, along one of them."""
+    return labels.reshape([-1 if d == dim % rank else 1 for d in range(rank)])
+
+
+class Labels:
+    """Unified labels (a union-find on arrays) and the factors of every tensor seen."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}  # Ordered, each once.
+        self.where = ""  # The operation under way, for notes.
+        self._parent = np.zeros(1, dtype=np.int64)
+        self._factors: MutableMapping[Tensor, list[Array]] = WeakTensorKeyDictionary()
+        self._joint: list[Array] = []
+
+    # ---- sets
+
+    def add(self, tensor: Tensor) -> None:
+        """Give every coordinate of every dimension of a tensor a label of its own."""
+        factors = []
+        for dim, size in enumerate(tensor.shape):
+            if size > 1:
+                fresh = np.arange(size) + len(self._parent)
+                self._parent = np.concatenate([self._parent, fresh])
+                factors.append(spread(fresh, dim, tensor.ndim))
+        self.put(tensor, factors)
+
+    def find(self, labels: Array) -> Array:
+        """Return the representative of each label's set: its smallest member."""
+        roots = self._parent[labels]
+        while True:
+            above = self._parent[roots]
+            if np.array_equal(above, roots):
+                break
+            roots = above
+        self._parent[labels] = roots
+        return roots
+
+    def union(self, left: Array, right: Array) -> None:
+        """Unify two arrays of labels entry by entry, after broadcasting."""
+        left, right = np.broadcast_arrays(left, right)
+        while True:
+            left, right = self.find(left), self.find(right)
+            differ = left != right
+            if not differ.any():
+                return
+            # Larger roots hang under smaller ones, so there are no cycles and FIXED stays a root.
+            # A root that is to hang under several takes the smallest; the next turn sees the rest.
+            low, high = np.minimum(left, right)[differ], np.maximum(left, right)[differ]
+            np.minimum.at(self._parent, high, low)
+
+    def fix(self, labels: Array, why: str = "") -> None:
+        """Keep these labels always; with a reason, say so in the notes."""
+        if why and (self.find(labels) != FIXED).any():
+            self.notes[f"{self.where} {why}"] = None
+        self.union(labels, np.zeros(1, dtype=np.int64))
+
+    # ---- tensors
+
+    def reduced(self, factor: Array) -> Array:
+        """Return a factor in representatives, of size 1 where it no longer varies."""
+        factor = self.find(factor)
+        for dim in varying(factor):
+            first = factor.take([0], dim)
+            if (factor == first).all():
+                factor = first
+        if factor.size == 1 and factor.flat[0] != FIXED:
+            # One set fills the dimension. To drop it would leave a tensor without entries.
+            self.fix(factor)
+        return factor
+
+    def of(self, tensor: Tensor) -> list[Array]:
+        """Return a tensor's factors, each reduced to the dimensions that it truly varies over."""
+        found = (self.reduced(factor) for factor in self._factors.get(tensor, ()))
+        return [factor for factor in found if factor.size > 1]
+
+    def put(self, tensor: Tensor, factors: Sequence[Array]) -> None:
+        """Set a tensor's factors."""
+        self._factors[tensor] = list(factors)
+
+    def along(self, tensor: Tensor, dim: int) -> Array | None:
+        """Return the labels (n,) along a dimension, or None if it is kept as a whole.
+
+        If the factor varies over other dimensions too, the entries along those are unified: to ask
+        for the labels inside a head is to decide that all heads keep the same entries.
+        """
+        dim %= tensor.ndim
+        for factor in self.of(tensor):
+            if factor.shape[dim] > 1:
+                for other in varying(factor):
+                    if other != dim:
+                        self.union(factor, factor.take([0], other))
+                lone = self.reduced(factor)
+                return lone.ravel() if lone.size > 1 else None
+        return None
+
+    def keep_whole(self, tensor: Tensor, dim: int, why: str = "") -> None:
+        """Decide that nothing is dropped along a dimension.
+
+        A factor that varies over other dimensions too stays free there; one that varies over this
+        dimension only becomes fixed, which is noted if a reason is given.
+        """
+        dim %= tensor.ndim
+        for factor in self.of(tensor):
+            if factor.shape[dim] > 1:
+                if len(varying(factor)) > 1:
+                    self.union(factor, factor.take([0], dim))
+                else:
+                    self.fix(factor, why)
+
+    def meet(self, left: Array | None, right: Array | None) -> None:
+        """Unify the labels of two dimensions that are paired; a whole one makes the other whole."""
+        if left is not None and right is not None:
+            self.union(left, right)
+        for one, other in ((left, right), (right, left)):
+            if one is not None and other is None:
+                self.fix(one)
+
+    def split_later(self, factor: Array) -> None:
+        """Remember a dimension that was split into several, for `resolve`."""
+        if len(varying(factor)) > 1:
+            self._joint.append(factor)
+
+    def resolve(self) -> None:
+        """Decide splits that no operation decided: entries inside the last dimension are cut.
+
+        Otherwise (heads, size) could lose different numbers of entries in different heads, which
+        no tensor can express.
+        """
+        for joint in self._joint:
+            factor = self.reduced(joint)  # Most were decided by whatever read them.
+            for other in varying(factor)[:-1]:
+                self.union(factor, factor.take([0], other))
+            self.reduced(factor)
+
+
+Rule = Callable[..., None]
+"""From the labels, the result of an operation and its arguments, all positional."""
+
+
+class Rules(dict[str, Rule]):
+    """Rules by the names of operations in `torch.ops.aten`, without a final underscore."""
+
+    def add(self, *names: str) -> Callable[[Rule], Rule]:
+        """Return a decorator that registers a rule for these operations."""
+
+        def register(rule: Rule) -> Rule:
+            self.update(dict.fromkeys(names, rule))
+            return rule
+
+        return register
