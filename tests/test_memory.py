@@ -275,7 +275,7 @@ def test_a_model_that_looks_at_its_data_takes_one_real_step_on_a_copy():
 
 
 def test_a_broken_model_says_what_is_wrong_with_it():
-    with pytest.raises(ModelError, match="cannot take a step: .*shapes cannot be multiplied"):
+    with pytest.raises(ModelError, match=r"cannot take a step: .*shapes cannot be multiplied"):
         predict(small(), torch.empty(3, 7))
 
 
