@@ -55,9 +55,8 @@ def federation(path: Path, tamper: Tamper = lambda update: update, **tables: obj
     site = Site(setting.method, setting.dataset, setting.partition)
     folder = RunFolder.create(path, config)
     folder.release()
-    start = setting.method.setup(), Totals()
     engine = FakeEngine(site, tamper)
-    return Federation(config, setting.method, setting.fleet, engine, folder, start)
+    return Federation(config, setting.method, setting.fleet, engine, folder)
 
 
 def updates(path: Path) -> list[dict[str, Any]]:

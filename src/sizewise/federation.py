@@ -43,11 +43,10 @@ class Federation:
     fleet: Fleet
     engine: Engine
     folder: RunFolder
-    start: tuple[State, Totals]
 
     def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
         """Train from the newest durable round to the last, and return the result."""
-        state, totals = self.folder.restore() or self.start
+        state, totals = self.folder.restore() or (self.method.setup(), Totals())
         for round_index in range(totals.rounds, self.config.rounds):
             state, totals, line = self.round(state, totals, round_index)
             observe(line, totals)

@@ -27,7 +27,7 @@ from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
 from sizewise.plan import Piece
-from sizewise.run import RunFolder, Totals
+from sizewise.run import RunFolder
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) ->
         pool.open(config, method, dataset, str(folder.partition))
         engine = pool
     folder.restore()  # A damaged checkpoint should show now, before anything is announced.
-    return Federation(config, method, setting.fleet, engine, folder, (method.setup(), Totals()))
+    return Federation(config, method, setting.fleet, engine, folder)
 
 
 def _new_name(config: Config) -> Path:

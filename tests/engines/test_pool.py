@@ -21,7 +21,7 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
 from sizewise.errors import EngineError
 from sizewise.federation import Federation
-from sizewise.run import RunFolder, Totals
+from sizewise.run import RunFolder
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
@@ -79,8 +79,7 @@ def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, object
         pool.open(config, setting.method, setting.dataset, str(folder.partition))
         engine = pool
     try:
-        start = setting.method.setup(), Totals()
-        return Federation(config, setting.method, setting.fleet, engine, folder, start).run()
+        return Federation(config, setting.method, setting.fleet, engine, folder).run()
     finally:
         folder.release()
 
