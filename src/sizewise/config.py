@@ -13,7 +13,7 @@ from typing import Any
 from sizewise import methods
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
-from sizewise.fleet import FleetConfig
+from sizewise.fleet import Fleet, FleetConfig
 from sizewise.method import Method
 from sizewise.recipe import Recipe
 from sizewise.structure import build, plain
@@ -126,17 +126,23 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return table
 
 
-def make_method(config: Config, dataset: Dataset) -> Method:
-    """Return the config's method, ready for a data set."""
-    task = Task(
+def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> Task:
+    """Return what every process of a run knows; before there is a fleet, of unlimited devices."""
+    return Task(
         model=config.model,
         recipe=config.recipe,
         image=dataset.shape,
         classes=dataset.classes,
         seed=config.seed,
         rounds=config.rounds,
+        budgets=fleet.budgets() if fleet else (None,),
+        ratios=fleet.ratios() if fleet else (),
         enforce=config.engine.enforce,
     )
+
+
+def make_method(config: Config, task: Task) -> Method:
+    """Return the config's method, ready for a task."""
     method = methods.find(config.method.name)
     return method(task, build(method.Options, config.method.options, "method"))
 
@@ -184,4 +190,4 @@ def _assign(tables: dict[str, Any], override: str) -> None:
     table[key] = value
 
 
-_BUDGET_KEYS = ("budgets", "scenario", "group")
+_BUDGET_KEYS = ("budgets", "ratios", "scenario", "group")

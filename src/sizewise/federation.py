@@ -16,6 +16,7 @@ from sizewise.errors import BudgetTooSmall, NobodyCanTrain, UpdateRefused
 from sizewise.fleet import Fleet
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
+from sizewise.rows import with_rows
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
 from sizewise.structure import plain
@@ -94,7 +95,8 @@ class Federation:
             if isinstance(outcome, Update):
                 view = self.method.view(plan.piece)
                 try:
-                    check(outcome.tensors, view, state.tensors)
+                    covered = with_rows(view, outcome.rows, state.tensors)
+                    check(outcome.tensors, covered, state.tensors)
                 except UpdateRefused as error:
                     outcome = Refusal(plan.device, plan.round, plan.group, str(error))
             if isinstance(outcome, Refusal):

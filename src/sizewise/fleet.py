@@ -4,6 +4,7 @@ A fleet is kept as its description (a few groups and events). A device is made w
 so a million devices cost no more than the text that names them.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ class Device:
         memory: Its budget for one training step in bytes; None is unlimited.
         speed: FLOP per second, if known.
         bandwidth: Bytes per second, if known.
+        ratio: The share of the model that its bytes stand for, if they were given as one.
+        turn: How many devices were asked before it, in all rounds.
     """
 
     id: int
@@ -39,21 +42,35 @@ class Device:
     memory: int | None = None
     speed: float | None = None
     bandwidth: float | None = None
+    ratio: float | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """Devices that are alike: `[[fleet.group]]`."""
+    """Devices that are alike: `[[fleet.group]]`.
+
+    Attributes:
+        count: How many there are.
+        memory: Their bytes; unlimited when left out.
+        name: Their device class; default: their bytes or ratio.
+        speed: FLOP per second.
+        bandwidth: Bytes per second.
+        ratio: Their share of the model; it becomes bytes unless these are given as well.
+    """
 
     count: int
     memory: Bytes | None = None
     name: str | None = None
     speed: float | None = None
     bandwidth: float | None = None
+    ratio: float | None = None
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"fleet.group.count must be at least 1, not {self.count}")
+        if self.ratio is not None and not 0 < self.ratio < math.inf:
+            raise ConfigError(f"fleet.group.ratio must be a positive number, not {self.ratio}")
 
 
 @dataclass(frozen=True)
@@ -95,7 +112,8 @@ class FleetConfig:
         devices: Size of the fleet when `group` is not used.
         per_round: Devices sampled each round, without replacement.
         budgets: Dealt evenly over the devices, in order: the first share gets the first budget.
-        scenario: Or one of FeDepth's scenarios, whose ratios become bytes of the model at hand.
+        ratios: Or shares of the model, dealt in the same way; they become bytes.
+        scenario: Or one of FeDepth's scenarios, which are lists of ratios.
         group: Or explicit groups.
         event: Devices that join or are upgraded in mid-run.
     """
@@ -103,6 +121,7 @@ class FleetConfig:
     devices: int = 20
     per_round: int = 5
     budgets: tuple[Bytes, ...] = ()
+    ratios: tuple[float, ...] = ()
     scenario: str | None = None
     group: tuple[GroupConfig, ...] = ()
     event: tuple[EventConfig, ...] = ()
@@ -110,8 +129,10 @@ class FleetConfig:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_round < 1:
             raise ConfigError("fleet.devices and fleet.per_round must be at least 1")
-        if sum(map(bool, (self.budgets, self.scenario, self.group))) > 1:
-            raise ConfigError("give only one of fleet.budgets, fleet.scenario and fleet.group")
+        if sum(map(bool, (self.budgets, self.ratios, self.scenario, self.group))) > 1:
+            raise ConfigError(
+                "give only one of fleet.budgets, fleet.ratios, fleet.scenario and fleet.group"
+            )
         if self.scenario is not None and self.scenario not in SCENARIOS:
             hint = nearest(self.scenario, SCENARIOS)
             raise ConfigError(f"unknown fleet.scenario {self.scenario!r}; {hint}")
@@ -121,9 +142,9 @@ class FleetConfig:
                 f"fleet.per_round is {self.per_round}, but the fleet has only {present} devices; "
                 f"lower it or add devices"
             )
-        if 0 < present < len(self.budgets):
+        if 0 < present < len(self.budgets or self.ratios):
             raise ConfigError(
-                f"{len(self.budgets)} fleet.budgets cannot be dealt to {present} devices"
+                f"{len(self.budgets or self.ratios)} budgets cannot be dealt to {present} devices"
             )
 
 
@@ -165,21 +186,25 @@ class Fleet:
     def device(self, number: int, round_index: int) -> Device:
         """Make one device as it is in a round."""
         index = bisect_right(self.starts, number) - 1
-        group, memory = self.groups[index], self.groups[index].memory
-        name = group.name or class_name(memory)
+        group = self.groups[index]
+        memory, ratio, name = group.memory, group.ratio, group.name or class_name(group.memory)
         for when, which, count, new in self.upgrades:
             # An upgrade is for devices that are still of the class it names.
             of_class = which == index and name == (group.name or class_name(group.memory))
             if of_class and when <= round_index and number - self.starts[index] < count:
-                memory, name = new, class_name(new)
-        return Device(number, name, memory, group.speed, group.bandwidth)
+                memory, ratio, name = new, None, class_name(new)
+        return Device(number, name, memory, group.speed, group.bandwidth, ratio)
 
     def sample(self, seed: int, round_index: int) -> list[Device]:
         """Draw the devices of a round without replacement, in ascending order of their numbers."""
         present = self.present(round_index)
         generator = python_generator(seed, "sample", round_index)
         numbers = sorted(generator.sample(range(present), min(self.per_round, present)))
-        return [self.device(number, round_index) for number in numbers]
+        before = round_index * self.per_round
+        return [
+            replace(self.device(number, round_index), turn=before + position)
+            for position, number in enumerate(numbers)
+        ]
 
     def classes(self) -> Iterator[tuple[Device, int, int]]:
         """Yield one example device, the round it first appears in, and the number of its kind."""
@@ -193,6 +218,15 @@ class Fleet:
                 yield example, when, count - done[index]
                 done[index] = count
 
+    def budgets(self) -> tuple[int | None, ...]:
+        """Return the different budgets that devices ever have, smallest first, unlimited last."""
+        found = {group.memory for group in self.groups} | {new for *_, new in self.upgrades}
+        return tuple(sorted(found, key=lambda memory: math.inf if memory is None else memory))
+
+    def ratios(self) -> tuple[float, ...]:
+        """Return the different ratios that budgets were given as, ascending."""
+        return tuple(sorted({g.ratio for g in self.groups if g.ratio is not None}))
+
 
 def class_name(memory: int | None) -> str:
     """Return the name of the device class with this many bytes, e.g. "20MB"."""
@@ -204,28 +238,38 @@ def class_name(memory: int | None) -> str:
     return f"{memory}B"
 
 
-def make_fleet(config: FleetConfig, bytes_of_share: Callable[[float], int]) -> Fleet:
+def make_fleet(config: FleetConfig, bytes_of_ratio: Callable[[float], int]) -> Fleet:
     """Turn the `[fleet]` table into a fleet.
 
     Args:
         config: What the user wrote.
-        bytes_of_share: The bytes that stand for a scenario's ratio with the model at hand; only
-            called when a scenario is used, because it has to look at the model.
+        bytes_of_ratio: The bytes that stand for a share of the model at hand; only called when
+            ratios are used, because it has to look at the model.
     """
-    groups = config.group
-    if config.scenario:
+    if config.group:
+        groups = list(config.group)
+    elif config.scenario:
         shares = SCENARIOS[config.scenario]
-        budgets = [bytes_of_share(float(Fraction(share))) for share in shares]
-        groups = _deal(config.devices, budgets, list(shares))
-    elif not groups:
-        groups = _deal(config.devices, list(config.budgets) or [None], [])
-    groups = tuple(replace(g, name=g.name or class_name(g.memory)) for g in groups)
+        kinds = [GroupConfig(1, ratio=float(Fraction(share)), name=share) for share in shares]
+        groups = _deal(config.devices, kinds)
+    elif config.ratios:
+        groups = _deal(config.devices, [GroupConfig(1, ratio=ratio) for ratio in config.ratios])
+    else:
+        budgets = config.budgets or (None,)
+        groups = _deal(config.devices, [GroupConfig(1, memory) for memory in budgets])
+    for index, group in enumerate(groups):
+        memory, name = group.memory, group.name or class_name(group.memory)
+        if group.ratio is not None:
+            name = group.name or f"{group.ratio:g} model"
+            if memory is None:
+                memory = bytes_of_ratio(group.ratio)
+        groups[index] = replace(group, memory=memory, name=name)
     joined = [event for event in sorted(config.event, key=lambda e: e.round) if event.join]
     joins = (0,) * len(groups) + tuple(event.round - 1 for event in joined)
-    groups += tuple(GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined)
+    groups += [GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined]
     _check_names(groups)
     upgrades = [upgrade for event in config.event for upgrade in _upgrades(event, groups)]
-    return Fleet(groups, config.per_round, joins, tuple(sorted(upgrades)))
+    return Fleet(tuple(groups), config.per_round, joins, tuple(sorted(upgrades)))
 
 
 def _check_names(groups: Sequence[GroupConfig]) -> None:
@@ -256,13 +300,11 @@ def _upgrades(
             left -= group.count
 
 
-def _deal(
-    devices: int, budgets: Sequence[int | None], names: Sequence[str]
-) -> tuple[GroupConfig, ...]:
-    """Give consecutive, equal shares of the devices to the budgets (METHODS 4.8)."""
-    cuts = [-(-devices * i // len(budgets)) for i in range(len(budgets) + 1)]
-    return tuple(
-        GroupConfig(stop - start, memory, names[i] if names else None)
-        for i, (memory, start, stop) in enumerate(zip(budgets, cuts, cuts[1:], strict=False))
+def _deal(devices: int, kinds: Sequence[GroupConfig]) -> list[GroupConfig]:
+    """Give consecutive, equal shares of the devices to the kinds (METHODS 4.8)."""
+    cuts = [-(-devices * i // len(kinds)) for i in range(len(kinds) + 1)]
+    return [
+        replace(kind, count=stop - start)
+        for kind, start, stop in zip(kinds, cuts, cuts[1:], strict=False)
         if stop > start
-    )
+    ]

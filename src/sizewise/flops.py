@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sizewise.step import Loss
+from sizewise.step import Loss, backpropagate
 from sizewise.training import freeze
 
 _SAMPLES = 2  # Batch norm refuses to train on a single value per channel.
@@ -41,5 +41,5 @@ def _count(
     images = torch.zeros((_SAMPLES, *image), device=device)
     labels = torch.zeros(_SAMPLES, dtype=torch.int64, device=device)
     with FlopCounterMode(display=False) as counter:
-        loss(twin, images, labels).backward()  # type: ignore[no-untyped-call]
+        backpropagate(loss(twin, images, labels))
     return int(counter.get_total_flops()) // _SAMPLES

@@ -5,13 +5,13 @@ The defaults here are FedAvg. A method overrides what it does differently, most 
 must not remember anything about a run: that is what `State` is for.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sizewise import flops, memory, norms, rng, server_optim, training
 from sizewise.errors import BudgetTooSmall
@@ -19,8 +19,9 @@ from sizewise.fleet import Device
 from sizewise.memory import Footprint, Meter
 from sizewise.merge import CoverageMean
 from sizewise.plan import Piece, Plan, Stage, Update
+from sizewise.rows import with_rows
 from sizewise.state import State
-from sizewise.step import cross_entropy
+from sizewise.step import Loss, cross_entropy
 from sizewise.task import Task
 from sizewise.training import Shard
 from sizewise.view import Tensors, View, cut, whole
@@ -32,13 +33,16 @@ class Method:
 
     Attributes:
         discloses: What leaves a device: weights, features, logits, labels. Printed at start-up.
+        ignores_budgets: Whether devices train more than their bytes hold. Printed at start-up.
         recipe_defaults: Recipe values this method starts from; the user's config wins.
+        steady: Whether all steps of a stage need the same bytes, so that metering a few will do.
         Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
-        main: The piece that the server's model consists of.
     """
 
-    discloses: ClassVar[frozenset[str]] = frozenset({"weights"})
+    discloses: frozenset[str] = frozenset({"weights"})
+    ignores_budgets: bool = False
     recipe_defaults: ClassVar[Mapping[str, Any]] = {}
+    steady: ClassVar[bool] = True
 
     @dataclass(frozen=True)
     class Options:
@@ -47,13 +51,17 @@ class Method:
     def __init__(self, task: Task, options: Any = None) -> None:
         self.task = task
         self.options: Any = self.Options() if options is None else options
-        self.main = Piece()
         # Working copies and figures that depend on shapes only: caches, never results.
         self._copies: dict[str, WorkingCopy] = {}
         self._views: dict[str, View] = {}
         self._footprints: dict[tuple[object, ...], Footprint] = {}
         self._flops: dict[tuple[object, ...], int] = {}
         self._metered: dict[tuple[object, ...], int] = {}
+
+    @cached_property
+    def main(self) -> Piece:
+        """The piece that the server's model consists of."""
+        return Piece()
 
     # ---- the server, before the first round
 
@@ -108,7 +116,7 @@ class Method:
                 # A fresh model: the working copy may be frozen in parts, or hold activations.
                 self.build(piece),
                 torch.empty((recipe.batch, *self.task.image), device="meta"),
-                step=training.make_step(recipe, self.loss),
+                step=training.make_step(recipe, self.objective(None)),
                 anchored=recipe.proximal > 0,
                 optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
                 trainable=self.copy(piece).actual(stage).trainable,
@@ -121,7 +129,7 @@ class Method:
         if key not in self._flops:
             trainable = self.copy(piece).actual(stage).trainable
             self._flops[key] = flops.per_sample(
-                self.build(piece), self.task.image, self.loss, trainable
+                self.build(piece), self.task.image, self.objective(None), trainable
             )
         return self._flops[key]
 
@@ -161,11 +169,14 @@ class Method:
         trusted = known is not None and (plan.budget is None or known <= plan.budget)
         meter = None if trusted and not self.task.enforce else Meter(plan.budget)
         with rng.seeded(seed, "dropout", plan.round, plan.device):
-            train = partial(training.fit, loss=self.loss, received=tensors, meter=meter)
-            fits = [
-                train(module, stage, shard, recipe, generator, every_step=self.task.enforce)
-                for stage in stages
-            ]
+            train = partial(
+                training.fit,
+                loss=self.objective(shard),
+                received=tensors,
+                meter=meter,
+                every_step=self.task.enforce or not self.steady,
+            )
+            fits = [train(module, stage, shard, recipe, generator) for stage in stages]
         if meter is not None:
             self._metered[kind] = max(meter.peak, known or 0)
         steps = sum(fit.steps for fit in fits)
@@ -178,9 +189,9 @@ class Method:
             peak_bytes=self._metered[kind],
         )
 
-    def loss(self, module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return what a device minimises on a batch: images (B, C, H, W), labels (B,)."""
-        return cross_entropy(module, images, labels)
+    def objective(self, shard: Shard | None) -> Loss:
+        """Return what a device with this data minimises; without data, the costliest of them."""
+        return cross_entropy
 
     # ---- the server, after a round
 
@@ -188,7 +199,8 @@ class Method:
         """Return the next state. Updates arrive one by one and should not be collected."""
         mean = CoverageMean(state.tensors)
         for update in updates:
-            mean.add(update.tensors, self.view(update.plan.piece), self.weight(update))
+            view = with_rows(self.view(update.plan.piece), update.rows, state.tensors)
+            mean.add(update.tensors, view, self.weight(update))
         coverage = {name: mean.covered(name) for name in self.parameters(state)}
         merged, moments = server_optim.apply(
             self.task.recipe, state.tensors, mean.result(), state.memory, coverage
@@ -212,8 +224,15 @@ class Method:
 
         Each is filled when it is asked for, and valid until the next one is.
         """
-        view = self.view(self.main)
-        return {self.main.size: lambda: self.copy(self.main).load(cut(state.tensors, view))}
+        return {piece.size: partial(self.filled, piece, state) for piece in self.pieces(state)}
+
+    def pieces(self, state: State) -> Sequence[Piece]:
+        """Return the pieces that people run, smallest first."""
+        return (self.main,)
+
+    def filled(self, piece: Piece, state: State) -> nn.Module:
+        """Return the working copy of a piece with the server's tensors in it."""
+        return self.copy(piece).load(cut(state.tensors, self.view(piece)))
 
     def headline(self, sizes: Mapping[str, float]) -> float:
         """Return the one accuracy to show for a run: that of the last deployed size."""

@@ -1,6 +1,6 @@
 """What travels between the server and a device: plans out, updates or refusals back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,7 @@ class Update:
         peak_bytes: Metered peak of one training step.
         seconds: Time it took.
         memory: What it will remember in its next round; stays with the device, is never merged.
+        rows: For tensors of which it sends some rows only: which. Only these count as covered.
     """
 
     plan: Plan
@@ -86,6 +87,7 @@ class Update:
     peak_bytes: int | None = None
     seconds: float = 0.0
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from sizewise import checkpoint, rng
-from sizewise.config import Config, make_method
+from sizewise.config import Config, make_method, make_task
 from sizewise.data import augment, partitions, sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
@@ -26,8 +26,9 @@ from sizewise.errors import CheckpointError, ConfigError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
-from sizewise.plan import Piece
 from sizewise.run import RunFolder
+from sizewise.task import Task
+from sizewise.widthwise import Widthwise
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         generator = rng.torch_generator(config.seed, "augment-once")
         images = augment.augment_once(dataset.train_images, transform, generator)
         dataset = replace(dataset, train_images=images)
-    method = make_method(config, dataset)
-    fleet = make_fleet(config.fleet, lambda share: bytes_of_share(method, share))
+    task = make_task(config, dataset)
+    fleet = make_fleet(config.fleet, lambda ratio: bytes_of_ratio(task, ratio))
+    method = make_method(config, make_task(config, dataset, fleet))
     partition = partitions.make(
         data.partition,
         dataset.train_labels,
@@ -77,15 +79,15 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     return Setting(config, dataset, method, fleet, partition)
 
 
-def bytes_of_share(method: Method, share: float) -> int:
-    """Return the bytes that stand for a scenario's ratio.
+def bytes_of_ratio(task: Task, ratio: float) -> int:
+    """Return the bytes that stand for a share of the model; the same ones for all methods.
 
-    Up to 1 it is what a training step of the model at that width costs; above 1, that many times
-    what the whole model costs.
+    Up to 1 it is what a plain training step of the model at that width costs, its channels rounded
+    up; above 1, that many times what the whole model costs.
     """
-    piece = Piece() if share >= 1 else Piece(f"width {share:g}", {"width": share})
-    (stage,) = method.stages(0)
-    return round(max(1.0, share) * method.footprint(piece, stage).peak)
+    plain = Widthwise(task)
+    (stage,) = plain.stages(0)
+    return round(max(1.0, ratio) * plain.footprint(plain.piece(min(ratio, 1.0)), stage).peak)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """One training step: the same code when it is trained, metered and predicted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,13 +8,48 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-Loss = Callable[[nn.Module, Any, Any], Tensor]
-"""From a module, inputs and targets to a scalar."""
+Loss = Callable[[nn.Module, Any, Any], Tensor | Iterable[Tensor]]
+"""From a module, inputs and targets to a scalar; or to several, each computed when it is asked for.
+
+The gradients of several terms add up, but their activations are never alive together.
+"""
 
 
 def cross_entropy(module: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
     """Return the mean cross entropy of a module's logits (B, classes) for labels (B,)."""
     return F.cross_entropy(module(inputs), targets)
+
+
+def masked_cross_entropy(
+    module: nn.Module, inputs: Any, targets: Tensor, classes: Tensor | None = None
+) -> Tensor:
+    """Return the cross entropy with the logits of all other classes set to 0, as HeteroFL does.
+
+    They still count in the softmax, but get no gradient.
+
+    Args:
+        module: Gives logits (B, classes).
+        inputs: A batch.
+        targets: Labels (B,).
+        classes: The classes that stay; default: those in the batch.
+    """
+    logits: Tensor = module(inputs)
+    chosen = targets if classes is None else classes
+    own = logits.new_zeros(logits.shape[1]).index_fill_(0, chosen, 1.0)
+    return F.cross_entropy(logits * own, targets)
+
+
+def backpropagate(terms: Tensor | Iterable[Tensor]) -> Tensor:
+    """Add the gradients of a loss, term by term, and return its value, detached."""
+    if isinstance(terms, Tensor):
+        terms.backward()  # type: ignore[no-untyped-call]
+        return terms.detach()
+    values = []
+    for term in terms:
+        term.backward()
+        values.append(term.detach())
+        del term  # It would stay alive while the next one is computed.
+    return torch.stack(values).sum()
 
 
 def training_step(
@@ -43,8 +78,7 @@ def training_step(
     """
     # Before the forward pass and to None: old gradients must not be alive beside activations.
     optimizer.zero_grad(set_to_none=True)
-    value = loss(module, inputs, targets)
-    value.backward()  # type: ignore[no-untyped-call]
+    value = backpropagate(loss(module, inputs, targets))
     if proximal or clip is not None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if proximal:
@@ -56,4 +90,4 @@ def training_step(
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
-    return value.detach()
+    return value

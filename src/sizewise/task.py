@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
-from sizewise import models, norms, rng
+from sizewise import cutting, indices, models, norms, rng
+from sizewise.channels import trace
 from sizewise.recipe import Recipe
 
 
@@ -34,6 +36,8 @@ class Task:
         classes: Number of classes.
         seed: The run's seed.
         rounds: Length of the run.
+        budgets: The different budgets of the fleet, smallest first; None, unlimited, is last.
+        ratios: The different shares of the model that the fleet's bytes stand for, ascending.
         enforce: Meter every training step, not only the first ones of each kind of work.
     """
 
@@ -43,16 +47,37 @@ class Task:
     classes: int
     seed: int = 0
     rounds: int = 1
+    budgets: tuple[int | None, ...] = (None,)
+    ratios: tuple[float, ...] = ()
     enforce: bool = False
 
-    def build(self, width: float = 1.0) -> nn.Module:
-        """Build the model at a width ratio, with fresh weights that depend on the seed alone."""
-        with rng.seeded(self.seed, "model", str(width)):
+    def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
+        """Build the model at a width ratio, with fresh weights that depend on the seed alone.
+
+        A model whose factory takes no width is cut, and its layers are initialised again.
+
+        Args:
+            width: Ratio of channels to keep.
+            draw: Which of several independent initialisations.
+        """
+        name, cuts = self.model.name, width != 1 and not models.takes_width(self.model.name)
+        with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])):
             module = models.build(
-                self.model.name,
+                name,
                 classes=self.classes,
                 image=self.image,
-                width=width,
+                width=1.0 if cuts else width,
                 args=self.model.args,
             )
+            if cuts:
+                module = self._narrowed(module, width)
         return norms.prepare(module, self.recipe.norm)
+
+    def _narrowed(self, module: nn.Module, width: float) -> nn.Module:
+        channels = trace(module, torch.empty((2, *self.image), device="meta"))
+        kept = indices.keep(channels, width, rounding="floor_min1")
+        narrow = cutting.shrink(module, channels, kept)
+        for layer in narrow.modules():
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+        return narrow

@@ -100,6 +100,8 @@ class PoolEngine:
         facts = {name: value for name, value in values.items() if name not in tensors}
         message = {
             "config": config.to_dict(),
+            "budgets": method.task.budgets,
+            "ratios": method.task.ratios,
             "path": [entry for entry in sys.path if entry],
             "layout": self._data.write(tensors),
             "dataset": facts,

@@ -10,6 +10,7 @@ import select
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -55,7 +56,13 @@ class Worker:
         for name, value in content["dataset"].items():
             parts[name] = tuple(value) if isinstance(value, list) else value
         dataset = Dataset(**parts)
-        method = configs.make_method(configs.from_dict(content["config"]), dataset)
+        config = configs.from_dict(content["config"])
+        task = replace(
+            configs.make_task(config, dataset),
+            budgets=tuple(content["budgets"]),
+            ratios=tuple(content["ratios"]),
+        )
+        method = configs.make_method(config, task)
         self._site = Site(method, dataset, load_partition(content["partition"]))
 
     def _see(self, content: Message) -> None:
@@ -71,7 +78,7 @@ class Worker:
         tensors = {f"tensors/{name}": tensor for name, tensor in outcome.tensors.items()}
         memory = {f"memory/{name}": tensor for name, tensor in outcome.memory.items()}
         layout = self._outbox.write({**tensors, **memory})
-        facts = ("samples", "steps", "loss", "peak_bytes", "seconds")
+        facts = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
         return {"layout": layout, "facts": {name: getattr(outcome, name) for name in facts}}
 
     def _evaluate(self, content: Message) -> Message:

@@ -14,11 +14,11 @@ Discloses: the trained weights of each device, to the server.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from sizewise.errors import ConfigError
 from sizewise.method import Method
 from sizewise.plan import Piece
-from sizewise.task import Task
 
 
 class FedAvg(Method):
@@ -38,7 +38,8 @@ class FedAvg(Method):
             if not 0 < self.width <= 1:
                 raise ConfigError(f"method.width must be in (0, 1], not {self.width}")
 
-    def __init__(self, task: Task, options: "FedAvg.Options | None" = None) -> None:
-        super().__init__(task, options)
+    @cached_property
+    def main(self) -> Piece:
+        """The piece that every device trains."""
         width = self.options.width
-        self.main = Piece() if width == 1 else Piece(f"width {width:g}", {"width": width})
+        return Piece() if width == 1 else Piece(f"width {width:g}", {"width": width})

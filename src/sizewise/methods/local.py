@@ -13,7 +13,6 @@ Discloses: nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import nn
 
@@ -27,7 +26,7 @@ from sizewise.view import Tensors, cut
 class Local(FedAvg):
     """Training without a federation."""
 
-    discloses: ClassVar[frozenset[str]] = frozenset()
+    discloses = frozenset[str]()
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train on from the device's own model; send nothing."""

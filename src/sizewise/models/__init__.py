@@ -101,6 +101,11 @@ def build(
     return model
 
 
+def takes_width(name: str) -> bool:
+    """Return whether a model's factory can build it at any width."""
+    return "width" in inspect.signature(_factory(name)).parameters
+
+
 def _factory(name: str) -> Callable[..., Any]:
     """Return the function that builds a model."""
     if ":" in name:

@@ -1,0 +1,30 @@
+"""AllLarge: every device trains the full model, whatever its budget.
+
+The unconstrained ideal of Liu, Wu, Wu, Wang, Xie, Chen: "No One Left Behind: Inclusive Federated
+Learning over Heterogeneous Devices", KDD 2022 (https://arxiv.org/abs/2202.08036), and the "x1" rows
+of others: what the same data would give if memory were no question.
+
+    server:    w <- sum n_k w_k / sum n_k   over all sampled devices
+
+It **ignores budgets**, and says so when a run starts. Its plans have no budget, its peaks are still
+metered.
+
+Discloses: the trained weights of each device, to the server.
+"""
+
+from dataclasses import replace
+
+from sizewise.fleet import Device
+from sizewise.method import Method
+from sizewise.plan import Plan
+from sizewise.state import State
+
+
+class AllLarge(Method):
+    """FedAvg without limits."""
+
+    ignores_budgets = True
+
+    def plan(self, state: State, device: Device, round_index: int) -> Plan:
+        """Plan as if the device had room for anything."""
+        return super().plan(state, replace(device, memory=None), round_index)

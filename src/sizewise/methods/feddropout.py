@@ -1,0 +1,72 @@
+"""Federated Dropout: each device trains a random subset of the channels.
+
+Caldas, Konecny, McMahan, Talwalkar: "Expanding the Reach of Federated Learning by Reducing Client
+Resource Requirements", 2018 (https://arxiv.org/abs/1812.07210); for devices of different width as
+in SLT's baseline "FD".
+
+    device k:  a piece of width m keeps m random channels of every group
+    server:    each entry of w <- mean over the devices whose piece holds it; others stay
+
+Layers along one residual stream share their subset. `subsets` says how many there are: a fresh one
+for each device and round; one for all devices of a round; or a pool of them, drawn at the start,
+from which each device takes one each round (SLT, Appendix A).
+
+The full model is deployed.
+
+Discloses: the trained weights of each device, to the server.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sizewise import indices, rng
+from sizewise.errors import ConfigError
+from sizewise.fleet import Device
+from sizewise.indices import Rule
+from sizewise.plan import Piece
+from sizewise.state import State
+from sizewise.widthwise import Widthwise
+
+
+class FedDropout(Widthwise):
+    """Random subsets of channels."""
+
+    @dataclass(frozen=True)
+    class Options(Widthwise.Options):
+        """Options of Federated Dropout.
+
+        Attributes:
+            subsets: Whether subsets are drawn per device and round, per round, or from a pool.
+            pool: Size of the pool.
+        """
+
+        subsets: Literal["device", "round", "pool"] = "device"
+        pool: int = 10
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.pool < 1:
+                raise ConfigError(f"method.pool must be at least 1, not {self.pool}")
+
+    def choose(self, width: float, device: Device, round_index: int) -> Piece:
+        """Return a piece of a width; its cut names the draw that its channels come from."""
+        piece = self.piece(width)
+        if width == 1:
+            return piece
+        draw = [round_index, device.id]
+        if self.options.subsets == "round":
+            draw = [round_index]
+        elif self.options.subsets == "pool":
+            generator = rng.python_generator(self.task.seed, "pool", round_index, device.id)
+            draw = [generator.randrange(self.options.pool)]
+        return Piece(piece.size, {**piece.cut, "draw": draw})
+
+    def rule(self, piece: Piece) -> Rule:
+        """Keep the channels of the piece's draw."""
+        draw = piece.cut.get("draw", [])
+        return indices.random(rng.torch_generator(self.task.seed, "channels", *draw))
+
+    def pieces(self, state: State) -> Sequence[Piece]:
+        """Return the full model."""
+        return (self.main,)

@@ -1,0 +1,100 @@
+"""FjORD: every device trains all widths up to its own, one drawn for each batch.
+
+Horvath, Laskaridis, Almeida, Leontiadis, Venieris, Lane: "FjORD: Fair and Accurate Federated
+Learning under heterogeneous targets with Ordered Dropout", NeurIPS 2021
+(https://arxiv.org/abs/2102.13451).
+
+    device k, each batch:  draw p from {p in P, p <= p_k};  step on CE(f_p(x), y)
+    with distillation:     step on CE(f_{p_k}(x), y) + CE(f_p(x), softmax(f_{p_k}(x)))
+    server:                each entry of w <- mean over the devices with p_k wide enough to hold it
+
+f_p keeps the first ceil(p W) of W channels in all layers. Norm statistics are kept once for each
+width (`recipe.norm = "per_width_stats"`); the affine part is shared. `draw = "round"` draws one
+width for a whole round, as NeFL runs it. SLT rebuilds the optimiser for each batch, which is
+`recipe.momentum = 0`.
+
+Every width is deployed. The two passes of distillation run one after the other, so their
+activations are never alive together.
+
+Discloses: the trained weights of each device, to the server.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sizewise import rng
+from sizewise.fleet import Device
+from sizewise.nested import NestedWidths
+from sizewise.plan import Piece, Stage
+from sizewise.step import Loss
+from sizewise.training import Shard
+
+
+class FjORD(NestedWidths):
+    """Ordered dropout."""
+
+    recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "per_width_stats"}
+    steady: ClassVar[bool] = False
+
+    @dataclass(frozen=True)
+    class Options(NestedWidths.Options):
+        """Options of FjORD.
+
+        Attributes:
+            widths: The set P.
+            distil: Let the device's full width teach the drawn one.
+            draw: Whether a width is drawn for each batch or for a whole round.
+        """
+
+        widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+        distil: bool = False
+        draw: Literal["batch", "round"] = "batch"
+
+    def fitting(self) -> list[float]:
+        """Return the widths that devices train: all up to the largest that anyone can hold."""
+        largest = super().fitting()[-1]
+        return [width for width in self.widths if width <= largest]
+
+    def trainee(self, width: float) -> Piece:
+        """Return the piece of a width, with all narrower ones inside if each batch draws one."""
+        return super().trainee(width) if self.options.draw == "batch" else self.piece(width)
+
+    def choose(self, width: float, device: Device, round_index: int) -> Piece:
+        """Return what a device of a width trains, or a width drawn for the round."""
+        if self.options.draw == "batch":
+            return self.trainee(width)
+        generator = rng.python_generator(self.task.seed, "width", round_index, device.id)
+        return self.piece(generator.choice([w for w in self.widths if w <= width]))
+
+    def objective(self, shard: Shard | None) -> Loss:
+        """Return the loss at a width that is drawn for each batch; the costliest is the widest."""
+        return partial(_ordered_dropout, distil=self.options.distil, draw=shard is not None)
+
+    def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
+        """Return the FLOPs of training on one sample, in the mean over the drawn widths."""
+        widths = [*piece.cut.get("within", ()), piece.cut.get("width", 1.0)]
+        single = [super(FjORD, self).flops_per_sample(self.piece(w), stage) for w in widths]
+        return sum(single) // len(single)
+
+
+def _ordered_dropout(
+    module: nn.Module, images: Tensor, labels: Tensor, distil: bool, draw: bool
+) -> Iterator[Tensor]:
+    widths = getattr(module, "widths", [None])
+    # One choice is no choice, and must not move the random numbers that dropout will draw.
+    number = int(torch.randint(len(widths), ())) if draw and len(widths) > 1 else -1
+    chosen = module if widths[number] is None else partial(module, width=widths[number])
+    if not distil:
+        yield F.cross_entropy(chosen(images), labels)
+        return
+    logits = module(images)
+    teacher = logits.detach().softmax(dim=1)
+    yield F.cross_entropy(logits, labels)
+    del logits
+    yield F.cross_entropy(chosen(images), teacher)

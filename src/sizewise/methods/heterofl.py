@@ -1,0 +1,164 @@
+"""HeteroFL: each device trains the first channels of every layer, as many as it can hold.
+
+Diao, Ding, Tarokh: "HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients", ICLR 2021 (https://arxiv.org/abs/2010.01264).
+
+    device k:  w_k <- SGD on the model whose layers keep the first ceil(r_k W) of W channels
+    server:    each entry of w <- mean over the devices whose piece holds it; others stay
+
+The published code also divides by r_k before each norm in training (`scaler = "norm"`), ignores the
+classes that a device does not own (`mask_labels`), clips gradients to 1 (`recipe.clip`), counts all
+devices the same (`recipe.weighting = "equal"`) and evaluates with static batch norm
+(`recipe.norm = "sbn"`). Here all of that is off until asked for. `levels = "dynamic"` draws a
+device's width anew each round, up to what it can hold. `slimmable` trains all narrower widths as
+well, in every batch: "SHeteroFL" of SplitMix and FeDepth.
+
+Widths are found from bytes; the paper's five levels are `widths = [1, 0.5, 0.25, 0.125, 0.0625]`.
+
+Discloses: the trained weights of each device, to the server; with `mask_labels` also which classes
+it has.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sizewise import rng
+from sizewise.errors import ConfigError, ModelError
+from sizewise.fleet import Device
+from sizewise.nested import Nested, NestedWidths
+from sizewise.plan import Piece, Plan, Update
+from sizewise.scaling import scale
+from sizewise.step import Loss, cross_entropy, masked_cross_entropy
+from sizewise.task import Task
+from sizewise.training import Shard
+from sizewise.view import Tensors
+
+
+class HeteroFL(NestedWidths):
+    """Prefixes of one model, one width for each device."""
+
+    @dataclass(frozen=True)
+    class Options(NestedWidths.Options):
+        """Options of HeteroFL.
+
+        Attributes:
+            levels: Whether a device keeps its width, or draws one of the smaller ones each round.
+            proportions: How often each of `widths` is drawn, in their order; default: equally.
+            scaler: Where a narrow model divides by its width while it trains; see `scaling`.
+            mask_labels: Set the logits of classes that a device lacks to 0, and leave them out of
+                its update.
+            slimmable: Train all narrower widths in every batch as well.
+        """
+
+        levels: Literal["fixed", "dynamic"] = "fixed"
+        proportions: tuple[float, ...] = ()
+        scaler: Literal["none", "norm", "conv"] = "none"
+        mask_labels: bool = False
+        slimmable: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.slimmable and not self.widths and self.assign == "bytes":
+                raise ConfigError(
+                    "method.slimmable trains all of method.widths up to a device's own; name a few"
+                )
+            if self.proportions and len(self.proportions) != len(self.widths):
+                raise ConfigError(
+                    f"method.proportions needs one number for each of the {len(self.widths)} "
+                    f"method.widths, not {len(self.proportions)}"
+                )
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        if self.options.mask_labels:
+            self.discloses |= {"labels"}
+
+    # ---- the server
+
+    def width(self, device: Device, round_index: int) -> float:
+        """Return a device's width: what it can hold, or a draw up to that."""
+        largest = super().width(device, round_index)
+        if self.options.levels == "fixed":
+            return largest
+        weights = self.options.proportions or (1.0,) * len(self.widths)
+        shares = dict(zip(self.options.widths or self.widths, weights, strict=True))
+        levels = [width for width in self.widths if width <= largest]
+        generator = rng.python_generator(self.task.seed, "level", round_index, device.id)
+        return generator.choices(levels, [shares[width] for width in levels])[0]
+
+    def fitting(self) -> list[float]:
+        """Return the widths that devices train: with dynamic levels, all that anyone can hold."""
+        largest = super().fitting()
+        if self.options.levels == "fixed":
+            return largest
+        return [width for width in self.widths if width <= largest[-1]]
+
+    def trainee(self, width: float) -> Piece:
+        """Return the piece of a width; if it is slimmable, with all narrower ones inside."""
+        return super().trainee(width) if self.options.slimmable else self.piece(width)
+
+    def build(self, piece: Piece) -> nn.Module:
+        """Build a piece's model, with its scaler."""
+        module = super().build(piece)
+        if isinstance(module, Nested):
+            return module
+        return scale(module, piece.cut.get("width", 1.0), self.options.scaler)
+
+    # ---- the device
+
+    def objective(self, shard: Shard | None) -> Loss:
+        """Return the cross entropy, of the device's own classes if others are masked."""
+        loss: Loss = cross_entropy
+        if self.options.mask_labels:
+            classes = torch.arange(self.task.classes) if shard is None else owned(shard)
+            loss = partial(masked_cross_entropy, classes=classes)
+        return partial(_each_width, loss=loss) if self.options.slimmable else loss
+
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+        """Train, and leave out the classifier's rows of classes that the device lacks."""
+        update = super().train(plan, tensors, shard, memory)
+        if not self.options.mask_labels:
+            return update
+        rows, sent = owned(shard), dict(update.tensors)
+        names = classifier(self.module(plan.piece), self.task.classes)
+        sent |= {name: sent[name][rows] for name in names if name in sent}
+        return replace(
+            update, tensors=sent, rows={name: rows.tolist() for name in names if name in sent}
+        )
+
+
+def _each_width(module: nn.Module, images: Tensor, labels: Tensor, loss: Any) -> Iterator[Tensor]:
+    """Yield the loss of every width that is nested in a module."""
+    for width in getattr(module, "widths", [None]):
+        run = module if width is None else partial(module, width=width)
+        yield loss(run, images, labels)
+
+
+def owned(shard: Shard) -> Tensor:
+    """Return the classes that occur in a device's data, ascending int64 (k,)."""
+    classes: Tensor = torch.unique(shard.labels[shard.rows])
+    return classes
+
+
+def classifier(module: nn.Module, classes: int) -> list[str]:
+    """Return the names of the tensors with one row for each class: those of the last such layer."""
+    found = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+        and layer.out_features == classes
+        # Layers of a narrower model inside this one are shells without tensors; see `nested`.
+        and next(layer.parameters(), None) is not None
+    ]
+    if not found:
+        raise ModelError(
+            f"{type(module).__name__} has no linear layer with {classes} outputs, so its rows of "
+            f"one class are unknown; turn method.mask_labels off"
+        )
+    last = module.get_submodule(found[-1])
+    return [f"{found[-1]}.{name}" for name, _ in last.named_parameters()]

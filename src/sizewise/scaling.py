@@ -1,0 +1,45 @@
+"""The scaler: a narrow model divides what it computes by its width, while it trains.
+
+It keeps activations of narrow and wide copies in the same range (HeteroFL). Right before a batch
+norm it has no effect beyond the norm's epsilon (METHODS 2.5), so it matters in models without norms
+and, after convolutions, in residual streams that are not normalised.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+Place = Literal["none", "norm", "conv"]
+
+
+def scale(model: nn.Module, rate: float, place: Place) -> nn.Module:
+    """Make a model divide by its width ratio in training; identity in evaluation.
+
+    Args:
+        model: A narrow model; changed in place.
+        rate: Its width ratio.
+        place: Before each norm (HeteroFL), after each convolution (SplitMix, FeDepth), or nowhere.
+    """
+    if place == "none" or rate == 1:
+        return model
+    scaler = _Scaler(model, rate)
+    for layer in model.modules():
+        if place == "norm" and isinstance(layer, _NormBase | nn.GroupNorm | nn.LayerNorm):
+            layer.register_forward_pre_hook(scaler.before)
+        elif place == "conv" and isinstance(layer, _ConvNd):
+            layer.register_forward_hook(scaler.after)
+    return model
+
+
+class _Scaler:
+    # The model's own mode decides: static batch norm lets the norms of a model in evaluation train.
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        self.model, self.rate = model, rate
+
+    def before(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        return (inputs[0] / self.rate, *inputs[1:]) if self.model.training else None
+
+    def after(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        return output / self.rate if self.model.training else None
