@@ -1,6 +1,7 @@
 """Shared fixtures: one thread, tiny images of three classes, and a task that trains in no time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
@@ -9,7 +10,14 @@ import torch
 
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.site import Site
+from sizewise.fleet import Device
+from sizewise.method import Method
+from sizewise.plan import Update
 from sizewise.recipe import Recipe
+from sizewise.session import bytes_of_ratio
+from sizewise.state import State
 from sizewise.task import ModelConfig, Task
 
 # A busy machine must not fail a test for being slow.
@@ -54,18 +62,61 @@ def partition() -> Partition:
 
 @pytest.fixture(scope="session")
 def make_task() -> Callable[..., Task]:
-    """Return a maker of tasks: a small perceptron by default, recipe values as keywords."""
+    """Return a maker of tasks: a small perceptron by default, recipe values as keywords.
+
+    `shares` gives the fleet's budgets, as widths of the model whose training step they hold.
+    """
 
     def make(
         model: str = "mlp",
         args: dict[str, Any] | None = None,
         seed: int = 0,
         rounds: int = 3,
+        shares: Sequence[float] = (),
         **recipe: Any,
     ) -> Task:
         if args is None:
             args = {"mlp": {"hidden": [6, 5]}, "cnn": {"layers": [4, 6]}}.get(model, {})
         chosen = Recipe(**{"lr": 0.05, "batch": 4, "eval_batch": 6, **recipe})
-        return Task(ModelConfig(model, args), chosen, IMAGE, CLASSES, seed, rounds)
+        task = Task(ModelConfig(model, args), chosen, IMAGE, CLASSES, seed, rounds)
+        if not shares:
+            return task
+        budgets = tuple(bytes_of_ratio(task, share) for share in shares)
+        return replace(task, budgets=budgets, ratios=tuple(shares))
 
     return make
+
+
+def devices_of(task: Task) -> list[Device]:
+    """Return three devices with the budgets of a task, the last one's for any further ones."""
+    kinds = list(zip(task.budgets, task.ratios or [None], strict=True))
+    kinds += kinds[-1:] * (3 - len(kinds))
+    return [
+        Device(number, f"{ratio}", memory, ratio=ratio)
+        for number, (memory, ratio) in enumerate(kinds)
+    ]
+
+
+def do_round(site: Site, state: State, round_index: int) -> tuple[State, list[Update]]:
+    """Train all three devices; return the next state and what they sent."""
+    method, devices = site.method, devices_of(site.method.task)
+    plans = [
+        method.plan(state, replace(device, turn=3 * round_index + device.id), round_index)
+        for device in devices
+    ]
+    updates = list(LocalEngine(site).train(state, plans))
+    assert all(isinstance(update, Update) for update in updates), updates
+    return method.merge(state, updates), updates  # type: ignore[arg-type, return-value]
+
+
+@pytest.fixture(scope="session")
+def federate(dataset: Dataset, partition: Partition) -> Callable[..., State]:
+    """Return a function that runs a method for some rounds, all three devices in each."""
+
+    def run(method: Method, rounds: int = 2) -> State:
+        site, state = Site(method, dataset, partition), method.setup()
+        for round_index in range(rounds):
+            state, _ = do_round(site, state, round_index)
+        return state
+
+    return run

@@ -153,3 +153,20 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(ids)))
+
+
+def bert() -> nn.Module:
+    """Hugging Face's BERT with a classifier, tiny, from a config: nothing is downloaded."""
+    # Here, as it takes seconds that only the tests that use it should pay.
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=16,
+        num_labels=5,
+    )
+    return BertForSequenceClassification(config)

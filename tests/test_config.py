@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizewise import methods
-from sizewise.config import Config, MethodConfig, from_dict, load, make_method
+from sizewise.config import Config, MethodConfig, from_dict, load, make_method, make_task
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
+from sizewise.fleet import make_fleet
 from sizewise.methods.fedavg import FedAvg
 
 positive = st.floats(1e-6, 1e3)
@@ -37,10 +38,12 @@ recipes = some(
 )
 events = st.fixed_dictionaries({"round": st.integers(1, 9), "memory": memory, "join": st.just(2)})
 groups = st.fixed_dictionaries(
-    {"count": st.integers(5, 9)}, optional={"memory": memory, "name": st.text(), "speed": positive}
+    {"count": st.integers(5, 9)},
+    optional={"memory": memory, "name": st.text(), "speed": positive, "ratio": positive},
 )
 fleets = st.one_of(
     some(devices=st.integers(5, 99), budgets=st.lists(memory, max_size=4)),
+    some(devices=st.integers(5, 99), ratios=st.lists(positive, max_size=4)),
     some(scenario=st.sampled_from(["fair", "lack", "surplus"]), event=st.lists(events, max_size=2)),
     some(group=st.lists(groups, min_size=1, max_size=3), per_round=st.integers(1, 5)),
 )
@@ -53,6 +56,15 @@ tables = some(
     method=st.one_of(
         st.fixed_dictionaries({"name": st.sampled_from(methods.names())}),
         st.fixed_dictionaries({"name": st.just("fedavg"), "width": st.floats(0.1, 1)}),
+        st.fixed_dictionaries(
+            {
+                "name": st.sampled_from(["heterofl", "fjord", "fedrolex", "feddropout"]),
+                "widths": st.lists(st.floats(0.1, 1), max_size=3),
+                "rounding": st.sampled_from(["ceil", "floor", "floor_min1"]),
+                "assign": st.sampled_from(["bytes", "ratio"]),
+            }
+        ),
+        st.fixed_dictionaries({"name": st.just("splitmix"), "atom": st.floats(0.1, 1)}),
     ),
     recipe=recipes,
     engine=some(workers=st.integers(1, 9)),
@@ -105,6 +117,7 @@ def test_overrides_are_toml_or_text() -> None:
     [
         ("fleet.scenario=fair", "scenario", "fair"),
         ('fleet.budgets=["1kB"]', "budgets", (1000,)),
+        ("fleet.ratios=[0.5, 1]", "ratios", (0.5, 1.0)),
         ("fleet.group=[{count=9}]", "budgets", ()),
     ],
 )
@@ -113,7 +126,7 @@ def test_budgets_given_by_override_replace_those_of_the_file(
 ) -> None:
     fleet = load(None, [override]).fleet
     assert getattr(fleet, field) == value
-    assert sum(map(bool, (fleet.budgets, fleet.scenario, fleet.group))) == 1
+    assert sum(map(bool, (fleet.budgets, fleet.ratios, fleet.scenario, fleet.group))) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,6 +145,28 @@ def test_budgets_given_by_override_replace_those_of_the_file(
         ("method.name=fedavgg", r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
         ("method.widht=0.5", r"unknown key 'method\.widht'; did you mean 'width'\?"),
         ("method.width=2", r"method\.width must be in \(0, 1\], not 2\.0"),
+        (
+            "method={name='heterofl', widths=[0.5, 2]}",
+            r"method\.widths must all be in \(0, 1\], not \[0\.5, 2\.0\]",
+        ),
+        (
+            "method={name='heterofl', proportions=[0.5, 0.5]}",
+            r"method\.proportions needs one number for each of the 0 method\.widths, not 2",
+        ),
+        (
+            "method={name='heterofl', widths=[0.5, 1], proportions=[0, 1]}",
+            r"method\.proportions must all be positive numbers, not \[0\.0, 1\.0\]",
+        ),
+        ("method={name='heterofl', slimmable=true}", r"method\.slimmable .*; name a few"),
+        ("method={name='heterofl', scaler='nrom'}", r"method\.scaler cannot be 'nrom'; did you"),
+        ("method={name='heterofl', levels='dynamo'}", r"method\.levels cannot be 'dynamo'"),
+        ("method={name='fjord', draw='step'}", r"method\.draw cannot be 'step'"),
+        ("method={name='fedrolex', stride=2}", r"method\.stride cannot be 2"),
+        ("method={name='feddropout', pool=0}", r"method\.pool must be at least 1, not 0"),
+        ("method={name='splitmix', atom=0}", r"method\.atom must be in \(0, 1\], not 0\.0"),
+        ("method={name='small', width=1.5}", r"method\.width must be in \(0, 1\], not 1\.5"),
+        ("method={name='exclusive', width=0.5}", r"unknown key 'method\.width'"),
+        ("method={name='alllarge', width=0.5}", r"unknown key 'method\.width'"),
         ("rounds=0", r"rounds must be at least 1, not 0"),
         ("engine.workers=0", r"engine\.workers must be at least 1, not 0"),
         ("method.name=no_such_module:X", r"'no_such_module:X' cannot be imported"),
@@ -174,17 +209,26 @@ def test_folder_is_no_config_file(tmp_path: Path) -> None:
 
 def test_method_is_made_for_the_data(dataset: Dataset) -> None:
     chosen = {"model": {"name": "mlp"}, "method": {"width": 0.5}, "seed": 3, "rounds": 9}
-    method = make_method(from_dict(chosen), dataset)
+    config = from_dict(chosen)
+    method = make_method(config, make_task(config, dataset))
     assert isinstance(method, FedAvg)
     assert method.options == FedAvg.Options(width=0.5)
     task = method.task
     assert (task.image, task.classes, task.seed, task.rounds) == ((1, 4, 4), 3, 3, 9)
+    assert (task.budgets, task.ratios) == ((None,), ())
+
+
+def test_task_knows_the_budgets_of_the_fleet(dataset: Dataset) -> None:
+    config = from_dict({"fleet": {"devices": 6, "ratios": [1, 0.5, 0.5]}})
+    fleet = make_fleet(config.fleet, lambda ratio: round(1000 * ratio))
+    task = make_task(config, dataset, fleet)
+    assert (task.budgets, task.ratios) == ((500, 1000), (0.5, 1.0))
 
 
 def test_method_of_ones_own_is_found_by_module_and_class(dataset: Dataset) -> None:
     config = from_dict({"method": {"name": f"{__name__}:Mine", "taste": 3}})
     assert config.method.options == {"width": 1.0, "taste": 3}
-    assert isinstance(make_method(config, dataset), Mine)
+    assert isinstance(make_method(config, make_task(config, dataset)), Mine)
 
 
 class Mine(FedAvg):

@@ -1,24 +1,30 @@
 """Cutting: narrow models compute what the masked full model does, and merge back exactly."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from odd_models import Encoder, Grouped, MobileNet, Odd, UNet
+from odd_models import Encoder, Grouped, MobileNet, Odd, UNet, bert
 from sizewise.channels import Channels, trace
 from sizewise.cutting import resize, shrink, view
 from sizewise.errors import ModelError
 from sizewise.indices import Rule, keep, keep_like, prefix, random, rolling
 from sizewise.masking import masked, verify
+from sizewise.memory import predict
 from sizewise.merge import CoverageMean
+from sizewise.meter import Meter
 from sizewise.models import build
-from sizewise.view import Slot, cut
+from sizewise.step import training_step
+from sizewise.view import Slot, cut, grid
 
 SHAPE = (3, 8, 8)
 IDS = (2, 7)
@@ -32,15 +38,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "preresnet20": lambda: zoo("preresnet20"),
     "resnet20": lambda: zoo("resnet20"),
     "resnet18": lambda: zoo("resnet18", 0.125),
-    "densenet22": lambda: zoo("densenet22"),
+    "densenet40": lambda: zoo("densenet40"),
     "cnn": lambda: zoo("cnn"),
     "mlp": lambda: zoo("mlp"),
     "vit": lambda: zoo("vit", depth=2),
     "mobilenet": MobileNet,
     "unet": UNet,
+    "bert": bert,
     "grouped": Grouped,
     "odd": Odd,
 }
+OF_WORDS = ("bert", "odd", "encoder")
 RULES: dict[str, Callable[[], Rule]] = {
     "prefix": lambda: prefix,
     "rolling": lambda: rolling(13),
@@ -52,9 +60,11 @@ RULES: dict[str, Callable[[], Rule]] = {
 def traced(name: str) -> tuple[nn.Module, Channels]:
     torch.manual_seed(0)
     model = {**MODELS, "encoder": Encoder}[name]()
-    if name in ("odd", "encoder"):
-        return model, trace(model, torch.empty(IDS, dtype=torch.long))
-    return model, trace(model, torch.empty(2, *SHAPE))
+    return model, trace(model, batch(name))
+
+
+def batch(name: str) -> Tensor:
+    return torch.zeros(IDS, dtype=torch.long) if name in OF_WORDS else torch.zeros(2, *SHAPE)
 
 
 def parameters(model: nn.Module) -> int:
@@ -72,9 +82,8 @@ def test_cut_equals_masked(name: str, rule: str, ratio: float) -> None:
     assert verify(model, channels, keep(channels, ratio, RULES[rule]())) < 1e-12
 
 
-def test_cut_equals_masked_in_a_deep_densenet() -> None:
-    model = zoo("densenet40")
-    channels = trace(model, torch.empty(2, *SHAPE))
+def test_cut_equals_masked_where_windows_have_their_own_strides() -> None:
+    model, channels = traced("densenet40")
     assert verify(model, channels, keep(channels, 1 / 4, rolling(7, "group"))) < 1e-12
 
 
@@ -88,10 +97,42 @@ def test_cut_equals_masked_in_torchs_transformer(rule: str, ratio: float) -> Non
     assert small.head.weight is small.embed.weight
 
 
+class Scaled(nn.Module):
+    """Attention by hand, with logits divided by a size that is stored as Hugging Face's is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = 6
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 12) for _ in range(3))
+        self.o_proj = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            project(x).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        weights = (query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)).softmax(-1)
+        return self.o_proj((weights @ value).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_cut_equals_masked_where_logits_are_scaled_by_the_thin_head(rule: str) -> None:
+    model = Scaled()
+    channels = trace(model, torch.empty(2, 5, 8))
+    kept = keep(channels, 1 / 2, RULES[rule]())
+    assert verify(model, channels, kept) < 1e-12
+    assert shrink(model, channels, kept).head_dim == 3
+
+
 def test_torchs_attention_refuses_heads_that_do_not_add_up() -> None:
     model, channels = traced("encoder")
     with pytest.raises(ModelError, match="choose a ratio at which both are equal"):
         shrink(model, channels, keep(channels, 1 / 6))
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"odd"}))
+def test_nothing_is_left_whole(name: str) -> None:
+    assert traced(name)[1].notes == ()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -104,6 +145,29 @@ def test_parameters_fall_with_the_ratio(name: str) -> None:
     assert counts[2] < 0.6 * counts[1]
 
 
+def loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    out = model(inputs)
+    return F.cross_entropy(getattr(out, "logits", out), targets)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_of_a_training_step_fall_with_the_ratio(name: str) -> None:
+    model, channels = traced(name)
+    inputs, step = batch(name), partial(training_step, loss=loss)
+    # One label for each image or text, or for each pixel.
+    targets = torch.zeros(2, *(SHAPE[1:] if name == "unet" else ()), dtype=torch.long)
+    peaks = []
+    for ratio in (1, 1 / 2, 1 / 4):
+        small = shrink(model, channels, keep(channels, ratio), check=False).train()
+        optimizer = torch.optim.SGD(small.parameters())
+        with Meter() as meter:
+            meter.track(small, inputs, targets)
+            step(small, optimizer, inputs, targets)
+        peaks.append(meter.peak)
+    assert all(narrower < wider for wider, narrower in pairwise(peaks)), peaks
+    assert predict(small, inputs, targets, step=step).peak == peaks[-1]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_width_is_the_model_itself(name: str) -> None:
     model, channels = traced(name)
@@ -114,7 +178,7 @@ def test_whole_width_is_the_model_itself(name: str) -> None:
     assert repr(small) == repr(model)
 
 
-@pytest.mark.parametrize("name", ["preresnet20", "densenet22", "cnn", "mlp"])
+@pytest.mark.parametrize("name", ["preresnet20", "densenet40", "cnn", "mlp"])
 def test_shrunk_is_what_the_factory_builds(name: str) -> None:
     model, channels = traced(name)
     built = zoo(name, 0.5)
@@ -207,23 +271,20 @@ def test_nested_widths_share_the_corner_and_keep_the_ring() -> None:
     assert torch.equal(weight[8:], state["blocks.0.conv1.weight"][8:])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_cut_equals_masked_in_bert(rule: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=16,
-    )
-    model = transformers.BertForSequenceClassification(config)
-    channels = trace(model, torch.empty(IDS, dtype=torch.long))
-    assert channels.notes == ()
-    kept = keep(channels, 1 / 4, RULES[rule]())
-    assert verify(model, channels, kept) < 1e-12
-    assert parameters(shrink(model, channels, kept)) < 0.2 * parameters(model)
+@pytest.mark.parametrize(("stride", "never"), [("common", 0.498), ("group", 0.0)])
+def test_weights_that_no_window_ever_holds(
+    stride: Literal["common", "group"], never: float
+) -> None:
+    model, channels = traced("preresnet20")
+    unseen = {n: torch.ones_like(p) for n, p in model.named_parameters() if p.ndim == 4}
+    for round_index in range(64):  # After 64 rounds, the common windows are where they began.
+        slots = view(channels, keep(channels, 1 / 4, rolling(round_index, stride)))
+        for name, tensor in unseen.items():
+            index = slots[name].index
+            assert index is not None
+            tensor[grid(index, tensor.shape)] = 0
+    share = sum(t.sum().item() for t in unseen.values()) / sum(t.numel() for t in unseen.values())
+    assert round(share, 3) == never
 
 
 # ---- never wrong in silence

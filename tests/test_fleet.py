@@ -61,6 +61,51 @@ def test_scenario_asks_for_its_shares_only_when_it_is_used() -> None:
     assert asked == [1 / 8, 1 / 6, 1 / 2, 1]
 
 
+def test_ratios_become_bytes_and_are_remembered() -> None:
+    fleet = fleet_of(FleetConfig(devices=5, ratios=(0.5, 1)))
+    assert [fleet.device(n, 0) for n in (0, 2, 3)] == [
+        Device(0, "0.5 model", 1200, ratio=0.5),
+        Device(2, "0.5 model", 1200, ratio=0.5),
+        Device(3, "1 model", 2400, ratio=1),
+    ]
+    scenario = fleet_of(FleetConfig(devices=8, scenario="surplus"))
+    assert scenario.device(7, 0) == Device(7, "2", 4800, ratio=2.0)
+
+
+def test_groups_take_ratios_and_bytes_that_are_given_win() -> None:
+    groups = (GroupConfig(1, ratio=0.5), GroupConfig(1, 999, "odd", ratio=0.25), GroupConfig(3))
+    fleet = fleet_of(FleetConfig(group=groups))
+    assert [fleet.device(n, 0) for n in range(3)] == [
+        Device(0, "0.5 model", 1200, ratio=0.5),
+        Device(1, "odd", 999, ratio=0.25),
+        Device(2, "any"),
+    ]
+
+
+def test_budgets_and_ratios_of_a_fleet_are_told_once_each_and_in_order() -> None:
+    groups = (GroupConfig(2), GroupConfig(1, ratio=1), GroupConfig(2, ratio=0.5), GroupConfig(1))
+    events = (EventConfig(2, 300, join=1), EventConfig(3, 5000, upgrade="1 model"))
+    fleet = fleet_of(FleetConfig(group=groups, event=events))
+    assert fleet.budgets() == (300, 1200, 2400, 5000, None)
+    assert fleet.ratios() == (0.5, 1)
+    assert fleet_of(FleetConfig()).budgets() == (None,)
+    assert fleet_of(FleetConfig()).ratios() == ()
+
+
+def test_upgraded_devices_have_no_ratio_any_more() -> None:
+    event = EventConfig(2, 9000, upgrade="0.5 model", count=1)
+    fleet = fleet_of(FleetConfig(devices=5, ratios=(0.5,), event=(event,)))
+    assert fleet.device(0, 0).ratio == 0.5
+    assert fleet.device(0, 1) == Device(0, "9kB", 9000)
+    assert fleet.device(1, 1).ratio == 0.5
+
+
+def test_turns_count_all_devices_that_were_asked() -> None:
+    fleet = fleet_of(FleetConfig(devices=9, per_round=4))
+    turns = [device.turn for r in range(3) for device in fleet.sample(0, r)]
+    assert turns == list(range(12))
+
+
 def test_fleet_without_budgets_is_unlimited() -> None:
     assert fleet_of(FleetConfig(devices=5)).device(4, 0) == Device(4, "any", None)
 
@@ -178,7 +223,14 @@ def test_upgrade_of_more_devices_than_there_are_is_all_of_them() -> None:
             "unknown fleet.scenario 'fiar'; did you mean 'fair'",
         ),
         (lambda: FleetConfig(scenario="fair", budgets=(1,)), "only one of fleet.budgets"),
-        (lambda: FleetConfig(devices=5, budgets=(1,) * 6), "6 fleet.budgets cannot be dealt to 5"),
+        (
+            lambda: FleetConfig(devices=5, budgets=(1,) * 6),
+            "6 budgets cannot be dealt to 5 devices",
+        ),
+        (lambda: FleetConfig(devices=5, ratios=(1,) * 6), "6 budgets cannot be dealt to 5 devices"),
+        (lambda: FleetConfig(ratios=(1,), budgets=(1,)), "only one of fleet.budgets, fleet.ratios"),
+        (lambda: GroupConfig(1, ratio=0), "fleet.group.ratio must be a positive number, not 0"),
+        (lambda: GroupConfig(1, ratio=float("inf")), "fleet.group.ratio must be a positive number"),
         (lambda: GroupConfig(0), "fleet.group.count must be at least 1, not 0"),
         (lambda: EventConfig(0, 5, join=1), "fleet.event.round counts from 1"),
         (lambda: EventConfig(1, 5), "either join = N .* or upgrade"),

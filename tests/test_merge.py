@@ -1,14 +1,15 @@
 from collections.abc import Iterator
 from itertools import product
+from unittest.mock import patch
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sizewise import merge as merging
 from sizewise.merge import CoverageMean
-from sizewise.view import Slot, Tensors, View, cut, whole
+from sizewise.view import Slot, Tensors, View, cut, size_in_bytes, whole
 
 Contribution = tuple[dict[str, Tensor], View, float]
 
@@ -44,6 +45,31 @@ def test_equal_weights_are_the_plain_mean() -> None:
     values = ([1.0, 2.0], [3.0, 6.0])
     contributions = [({"w": torch.tensor(v)}, whole(server), 1.0) for v in values]
     assert merge(server, contributions)["w"].tolist() == [2, 4]
+
+
+def test_whole_updates_are_a_running_sum_to_the_bit() -> None:
+    # Runs in which all devices hold the whole model must not depend on how parts are merged.
+    server = {"w": torch.zeros(7, 5)}
+    generator = torch.Generator().manual_seed(0)
+    updates = [torch.randn(7, 5, generator=generator) for _ in range(20)]
+    weights = [0.1 * n for n in range(1, 21)]
+    total = torch.zeros(7, 5)
+    for update, weight in zip(updates, weights, strict=True):
+        total.add_(update, alpha=weight)
+    contributions = [({"w": u}, whole(server), w) for u, w in zip(updates, weights, strict=True)]
+    assert torch.equal(merge(server, contributions)["w"], total / sum(weights))
+
+
+def test_coverage_is_a_flag_or_a_mask_of_the_tensors_shape() -> None:
+    server = {"w": torch.zeros(3, 2), "v": torch.zeros(2), "n": torch.tensor(0)}
+    mean = CoverageMean(server)
+    assert mean.covered("w") is False
+    mean.add({"w": torch.ones(1, 2)}, {"w": Slot("w", (slice(1, 2), slice(None)))}, 1.0)
+    mean.add({"v": torch.ones(2), "n": torch.tensor(3)}, whole(server), 1.0)
+    mask = mean.covered("w")
+    assert isinstance(mask, Tensor)
+    assert mask.tolist() == [[False, False], [True, True], [False, False]]
+    assert mean.covered("v") is True
 
 
 def test_rows_that_nobody_owns_keep_their_bits() -> None:
@@ -150,9 +176,11 @@ def entries(slot: Slot, shape: torch.Size) -> Iterator[tuple[tuple[int, ...], tu
         yield local, tuple(places[i] for places, i in zip(kept, local, strict=True))
 
 
-def slow_merge(server: Tensors, contributions: list[Contribution]) -> dict[str, Tensor]:
-    """The definition, entry by entry, in double precision."""
-    result = {}
+def slow_merge(
+    server: Tensors, contributions: list[Contribution]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The definition, entry by entry, in double precision; and which entries were covered."""
+    result, covered = {}, {}
     for name, old in server.items():
         sums, weights = torch.zeros(old.shape).double(), torch.zeros(old.shape).double()
         for update, view, weight in contributions:
@@ -165,20 +193,44 @@ def slow_merge(server: Tensors, contributions: list[Contribution]) -> dict[str, 
         for place in product(*map(range, old.shape)):
             if weights[place] > 0:
                 new[place] = (sums[place] / weights[place]).float()
-        result[name] = new
-    return result
+        result[name], covered[name] = new, weights > 0
+    return result, covered
 
 
-@given(rounds())
+@given(rounds(clients=6), st.integers(0, 4))
 def test_merge_is_the_definition_entry_by_entry(
-    case: tuple[dict[str, Tensor], list[Contribution]],
+    case: tuple[dict[str, Tensor], list[Contribution]], most_indices: int
 ) -> None:
     server, contributions = case
-    expected = slow_merge(server, contributions)
-    merged = merge(server, contributions)
+    expected, covered = slow_merge(server, contributions)
+    mean = CoverageMean(server)
+    with patch.object(merging, "_MOST_INDICES", most_indices):
+        for contribution in contributions:
+            mean.add(*contribution)
+    merged = mean.result()
     assert list(merged) == list(server)
     for name in server:
         torch.testing.assert_close(merged[name], expected[name], rtol=1e-5, atol=1e-5)
+        mask = mean.covered(name)
+        if isinstance(mask, Tensor):
+            assert torch.equal(mask, covered[name])
+        else:
+            assert (covered[name] == mask).all()
+
+
+@given(rounds(), st.integers(0, 2))
+def test_asking_in_between_changes_no_bit(
+    case: tuple[dict[str, Tensor], list[Contribution]], most_indices: int
+) -> None:
+    server, contributions = case
+    asked, quiet = CoverageMean(server), CoverageMean(server)
+    with patch.object(merging, "_MOST_INDICES", most_indices):
+        for contribution in contributions:
+            asked.add(*contribution)
+            quiet.add(*contribution)
+            asked.result()
+    again = asked.result()
+    assert all(torch.equal(again[name], tensor) for name, tensor in quiet.result().items())
 
 
 @given(rounds(), st.randoms())
@@ -216,11 +268,41 @@ def test_cut_then_merge_is_the_identity(
     assert all(torch.equal(merged[name], server[name]) for name in server)
 
 
-@pytest.mark.parametrize("clients", [1, 50])
-def test_memory_does_not_grow_with_the_clients(clients: int) -> None:
-    server = {"w": torch.zeros(100)}
+# ---- what is held
+
+
+def bytes_held(thing: object) -> int:
+    """Count the tensors, and the bytes of indices, that an object holds on to."""
+    if isinstance(thing, Tensor):
+        return thing.untyped_storage().nbytes()
+    if isinstance(thing, bytes):
+        return len(thing)
+    if isinstance(thing, dict):
+        return sum(map(bytes_held, [*thing.keys(), *thing.values()]))
+    if isinstance(thing, tuple | list):
+        return sum(map(bytes_held, thing))
+    return bytes_held(vars(thing)) if hasattr(thing, "__dict__") else 0
+
+
+def test_memory_does_not_grow_with_the_clients() -> None:
+    server = {"w": torch.randn(64, 32, 3, 3), "b": torch.randn(64)}
+    generator = torch.Generator().manual_seed(0)
     mean = CoverageMean(server)
-    for _ in range(clients):
-        mean.add({"w": torch.ones(60)}, {"w": Slot("w", (slice(0, 60),))}, 1.0)
-    held = [*mean._sums.values(), *(w for w in mean._weights.values() if isinstance(w, Tensor))]
-    assert sum(tensor.numel() for tensor in held) == 200
+    held = []
+    for _ in range(200):
+        rows, columns = (torch.randperm(n, generator=generator)[: n // 2] for n in (64, 32))
+        view = {"w": Slot("w", (rows, columns, slice(None), slice(None))), "b": Slot("b", (rows,))}
+        mean.add(cut(server, view), view, 1.0)
+        held.append(bytes_held(mean) - size_in_bytes(server))
+    assert max(held[20:]) == max(held[:20])
+    # The sums, a weight for each kernel of nine, and a few indices.
+    assert max(held) < 1.3 * size_in_bytes(server)
+
+
+def test_equal_indices_are_remembered_once() -> None:
+    server = {"w": torch.zeros(100, 100)}
+    mean = CoverageMean(server)
+    for _ in range(50):
+        mean.add({"w": torch.ones(60, 60)}, {"w": corner(60)}, 1.0)
+    # No weight was spread over the entries yet: one tensor besides the server's.
+    assert bytes_held(mean) == 2 * size_in_bytes(server) + 4

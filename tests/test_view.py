@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 
@@ -33,6 +35,18 @@ def test_convolution_is_cut_in_its_channels() -> None:
     index = (torch.tensor([3, 1]), torch.tensor([0, 2]), slice(None), slice(None))
     expected = weight[[3, 1]][:, [0, 2]]
     assert torch.equal(Slot("w", index).read({"w": weight}), expected)
+
+
+@pytest.mark.parametrize("kinds", list(product("lsw", repeat=4)))
+def test_read_is_the_grid(kinds: tuple[str, ...]) -> None:
+    tensor = torch.randn(5, 4, 3, 3)
+    parts = {"s": slice(1, 3), "w": slice(None)}
+    lists = [torch.tensor(entries) for entries in ([4, 0, 2], [1, 3], [2, 0], [0])]
+    index = tuple(parts.get(kind, entries) for kind, entries in zip(kinds, lists, strict=True))
+    slot = Slot("w", index)
+    piece = slot.read({"w": tensor})
+    assert torch.equal(piece, tensor[grid(index, tensor.shape)])
+    assert tuple(piece.shape) == slot.shape({"w": tensor})
 
 
 def test_scalar_has_the_empty_index() -> None:

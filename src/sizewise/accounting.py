@@ -23,7 +23,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sizewise.anatomy import Staged
+from sizewise.anatomy import Anatomy, anatomy
 from sizewise.memory import learning_names
 
 # By the name of the function that computes them, so that layers written as modules and layers
@@ -62,27 +62,39 @@ class Summary:
         return sum(self.blocks[start:stop])
 
 
-def summary(model: Staged, inputs: Tensor) -> Summary:
+def summary(model: nn.Module, inputs: Tensor, parts: Anatomy | None = None) -> Summary:
     """Account for a model as FeDepth's Table 1 does.
 
     Args:
-        model: A model of the zoo, or another one in three parts; it is not touched.
+        model: A model in three parts; it is not touched.
         inputs: A batch, e.g. (32, 3, 32, 32); only its shape and type matter.
+        parts: Its anatomy; default: as `anatomy` finds it.
     """
+    parts = anatomy(model) if parts is None else parts
     model = copy.deepcopy(model).to("meta")
     x = inputs.to("meta")
-    parts: list[int] = []
-    projections = 0
-    for part in (model.stem, *model.blocks, model.head):
-        with _Outputs(_CLASSIFIER if part is model.head else _LAYERS) as outputs:
-            x = part(x)
-        counted = outputs.seen if part in (model.stem, model.head) else [*outputs.seen, x]
-        parts.append(2 * sum(map(_bytes, counted)) + sum(map(_bytes, part.parameters())))
-        for name, parameter in part.named_parameters():
-            if "projection" in name.split("."):
-                parts[-1] -= _bytes(parameter)
-                projections += _bytes(parameter)
-    return Summary(parts[0], tuple(parts[1:-1]), projections, parts[-1])
+    stem, x = _part(model, parts.stem, x, _LAYERS)
+    blocks, projections = [], 0
+    for path in parts.blocks:
+        counted, x = _part(model, (path,), x, _LAYERS)
+        named = model.get_submodule(path).named_parameters()
+        apart = sum(_bytes(p) for name, p in named if "projection" in name.split("."))
+        blocks.append(counted + 2 * _bytes(x) - apart)
+        projections += apart
+    head, _ = _part(model, parts.head, x, _CLASSIFIER)
+    return Summary(stem, tuple(blocks), projections, head)
+
+
+def _part(
+    model: nn.Module, paths: Sequence[str], x: Tensor, names: frozenset[str]
+) -> tuple[int, Tensor]:
+    """Run some modules; return their layers' outputs twice and their parameters once, in bytes."""
+    modules = [model.get_submodule(path) for path in paths]
+    with _Outputs(names) as outputs:
+        for module in modules:
+            x = module(x)
+    weights = sum(_bytes(parameter) for module in modules for parameter in module.parameters())
+    return 2 * sum(map(_bytes, outputs.seen)) + weights, x
 
 
 def hooks(module: nn.Module, inputs: Tensor, trainable: Collection[str] | None = None) -> int:

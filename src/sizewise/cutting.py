@@ -116,13 +116,14 @@ def resize(narrow: nn.Module, full: nn.Module) -> None:
         narrow: A copy of `full` that holds the cut tensors; changed in place.
         full: The module in the full model.
     """
-    # Attention in Hugging Face's BERT, RoBERTa, ELECTRA and their kin, by what it calls its sizes:
-    # they are many classes, in a library that is not always installed.
-    query, heads = (getattr(narrow, name, None) for name in ("query", "num_attention_heads"))
-    if isinstance(query, nn.Linear) and isinstance(heads, int):
-        sizes = {"all_head_size": len(query.weight)}
-        sizes["attention_head_size"] = len(query.weight) // heads
-        vars(narrow).update(sizes)
+    # Attention in Hugging Face's models, by what it calls its parts and sizes: these are many
+    # classes, in a library that is not always installed. The number of heads stays.
+    for name in ("query", "q_proj", "q_lin"):
+        cut, whole = getattr(narrow, name, None), getattr(full, name, None)
+        if isinstance(cut, nn.Linear) and isinstance(whole, nn.Linear):
+            for size in ("attention_head_size", "all_head_size", "head_dim"):
+                if isinstance(stored := vars(full).get(size), int):
+                    vars(narrow)[size] = stored * len(cut.weight) // len(whole.weight)
 
 
 @resize.register

@@ -20,7 +20,10 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "lack": ("1/8", "1/6", "1/2", "1"),
     "surplus": ("1/6", "1/3", "1/2", "2"),
 }
-"""FeDepth's budgets, as shares of what training the whole model costs (METHODS 4.8)."""
+"""FeDepth's budgets, as shares of what training the whole model costs (METHODS 4.8).
+
+Costs are as the paper counts them (`accounting.summary`), which is over twice what a step needs.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ class Device:
     bandwidth: float | None = None
     ratio: float | None = None
     turn: int = 0
+
+
+def ratio_of(device: Device) -> float:
+    """Return a device's share of the model, for methods that are asked to go by it."""
+    if device.ratio is None:
+        raise ConfigError(
+            "method.assign = 'ratio' needs a fleet that is given by ratios; "
+            "use fleet.ratios or fleet.scenario, or assign = 'bytes'"
+        )
+    return device.ratio
 
 
 @dataclass(frozen=True)
@@ -238,14 +251,21 @@ def class_name(memory: int | None) -> str:
     return f"{memory}B"
 
 
-def make_fleet(config: FleetConfig, bytes_of_ratio: Callable[[float], int]) -> Fleet:
+def make_fleet(
+    config: FleetConfig,
+    bytes_of_ratio: Callable[[float], int],
+    bytes_of_scenario: Callable[[float], int] | None = None,
+) -> Fleet:
     """Turn the `[fleet]` table into a fleet.
 
     Args:
         config: What the user wrote.
         bytes_of_ratio: The bytes that stand for a share of the model at hand; only called when
             ratios are used, because it has to look at the model.
+        bytes_of_scenario: The same for the shares of a scenario; default: likewise.
     """
+    if config.scenario and bytes_of_scenario is not None:
+        bytes_of_ratio = bytes_of_scenario
     if config.group:
         groups = list(config.group)
     elif config.scenario:

@@ -3,11 +3,12 @@
 The reference is the full model in which every entry outside the view is 0 (a running variance 1),
 so that a dropped channel adds nothing to whatever reads it. Two things are meant to differ in a
 narrow model and are accounted for: a layer norm has the statistics of the channels that exist, and
-attention logits are divided by the square root of the thinner head.
+factors that a forward reads off its sizes are those of the narrow ones, above all the square root
+of the thinner head that attention logits are divided by.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,9 +80,11 @@ def verify(
             raise ModelError(f"the cut model's {name!r} is not what its view says; this is a bug")
     reference = masked(full, channels, kept)
     given = [_input(x, generator) for x in inputs or channels.inputs]
+    factors = _Factors()
     with _unit_scale():
-        got = run(small, *given)
-        with _KeptStatistics(channels, channels.mask(kept)):
+        with factors:
+            got = run(small, *given)
+        with _AsNarrow(channels, channels.mask(kept), factors.seen):
             expected = run(reference, *given)
     error = _difference(got, expected)
     if not error <= TOLERANCE:
@@ -142,19 +145,45 @@ def _unit_scale() -> Iterator[None]:
         F.scaled_dot_product_attention = original
 
 
-class _KeptStatistics(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets layer norms of the full model see the kept channels only."""
+def _scales(func: Any, args: Any) -> bool:
+    """Tell whether an operation multiplies or divides a tensor by a plain number."""
+    return operation(func) in ("mul", "div") and isinstance(args[1], int | float)
 
-    def __init__(self, channels: Channels, mask: Mask) -> None:
+
+class _Factors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the numbers by which a model scales its tensors, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[float] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if _scales(func, args):
+            self.seen.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+class _AsNarrow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets layer norms of the full model see the kept channels only, and scales as the narrow one.
+
+    The narrow model runs the same operations in the same order, which `shrink` has checked.
+    """
+
+    def __init__(self, channels: Channels, mask: Mask, factors: Sequence[float]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         norms = [step for step in channels.steps if step.operation == "native_layer_norm"]
         # The last dimension is the one that is normalised; if several are, none is cut.
         ids = (step.ids.get(len(step.shape) - 1) for step in norms)
         self._kept = iter([None if found is None else mask[found] for found in ids])
+        self._factors = iter(factors)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
+        if _scales(func, args):
+            args = (args[0], next(self._factors), *args[2:])
         if operation(func) == "native_layer_norm" and (kept := next(self._kept)) is not None:
             x, _, weight, bias, eps = args
             at = torch.from_numpy(np.flatnonzero(kept))

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from sizewise.errors import ModelError
 from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget, plain_tensors
-from sizewise.step import training_step
+from sizewise.step import rest, training_step
 
 __all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
 
@@ -188,6 +188,7 @@ def _simulate(
             memo[id(parameter)] = nn.Parameter(same(parameter), requires_grad=name in learning)
     # Outside the mode, so that what the model keeps out of sight stays as it is.
     twin = copy.deepcopy(module, memo).train(spec.training)
+    rest(twin)
     ledger = Ledger()
     ledger.record("parameters", twin)
     ledger.record("batch", batch)

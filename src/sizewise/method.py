@@ -5,7 +5,7 @@ The defaults here are FedAvg. A method overrides what it does differently, most 
 must not remember anything about a run: that is what `State` is for.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from sizewise.rows import with_rows
 from sizewise.state import State
 from sizewise.step import Loss, cross_entropy
 from sizewise.task import Task
-from sizewise.training import Shard
+from sizewise.training import Samples, Shard
 from sizewise.view import Tensors, View, cut, whole
 from sizewise.working import WorkingCopy
 
@@ -53,6 +53,7 @@ class Method:
         self.options: Any = self.Options() if options is None else options
         # Working copies and figures that depend on shapes only: caches, never results.
         self._copies: dict[str, WorkingCopy] = {}
+        self._patterns: dict[str, nn.Module] = {}
         self._views: dict[str, View] = {}
         self._footprints: dict[tuple[object, ...], Footprint] = {}
         self._flops: dict[tuple[object, ...], int] = {}
@@ -80,6 +81,15 @@ class Method:
         if piece.size not in self._copies:
             self._copies[piece.size] = WorkingCopy(self.build(piece))
         return self._copies[piece.size]
+
+    def pattern(self, piece: Piece) -> nn.Module:
+        """Return a model of a piece's shapes as it was built, to learn its cost from.
+
+        Not the working copy: that may be frozen in parts, or hold activations.
+        """
+        if piece.size not in self._patterns:
+            self._patterns[piece.size] = self.build(piece)
+        return self._patterns[piece.size]
 
     def module(self, piece: Piece) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
@@ -113,10 +123,9 @@ class Method:
         if key not in self._footprints:
             recipe = self.task.recipe
             self._footprints[key] = memory.predict(
-                # A fresh model: the working copy may be frozen in parts, or hold activations.
-                self.build(piece),
-                torch.empty((recipe.batch, *self.task.image), device="meta"),
-                step=training.make_step(recipe, self.objective(None)),
+                self.pattern(piece),
+                torch.empty((recipe.batch, *self.sample_shape(stage)), device="meta"),
+                step=training.make_step(recipe, self.objective(stage, None)),
                 anchored=recipe.proximal > 0,
                 optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
                 trainable=self.copy(piece).actual(stage).trainable,
@@ -129,9 +138,16 @@ class Method:
         if key not in self._flops:
             trainable = self.copy(piece).actual(stage).trainable
             self._flops[key] = flops.per_sample(
-                self.build(piece), self.task.image, self.objective(None), trainable
+                self.pattern(piece),
+                self.sample_shape(stage),
+                self.objective(stage, None),
+                trainable,
             )
         return self._flops[key]
+
+    def sample_shape(self, stage: Stage) -> tuple[int, ...]:
+        """Return the shape of one input of a stage: that of an image, (C, H, W)."""
+        return self.task.image
 
     def view(self, piece: Piece) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""
@@ -171,12 +187,14 @@ class Method:
         with rng.seeded(seed, "dropout", plan.round, plan.device):
             train = partial(
                 training.fit,
-                loss=self.objective(shard),
                 received=tensors,
                 meter=meter,
                 every_step=self.task.enforce or not self.steady,
             )
-            fits = [train(module, stage, shard, recipe, generator) for stage in stages]
+            fits = [
+                train(module, stage, samples, recipe, generator, self.objective(stage, shard))
+                for stage, samples in zip(stages, self.data(plan, shard, generator), strict=True)
+            ]
         if meter is not None:
             self._metered[kind] = max(meter.peak, known or 0)
         steps = sum(fit.steps for fit in fits)
@@ -189,8 +207,12 @@ class Method:
             peak_bytes=self._metered[kind],
         )
 
-    def objective(self, shard: Shard | None) -> Loss:
-        """Return what a device with this data minimises; without data, the costliest of them."""
+    def data(self, plan: Plan, shard: Shard, generator: torch.Generator) -> Iterator[Samples]:
+        """Yield what each stage trains on; each is asked for when the stages before it are done."""
+        return (shard for _ in plan.stages)
+
+    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+        """Return what a device minimises in a stage; without its data, the costliest of them."""
         return cross_entropy
 
     # ---- the server, after a round

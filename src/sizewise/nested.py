@@ -93,21 +93,23 @@ class NestedWidths(Widthwise):
         if not within:
             return super().build(piece)
         return Nested(
-            super().build(self.piece(piece.cut["width"])),
+            self.build(self.piece(piece.cut["width"])),
             {width: self._inner(width, piece.cut["width"]) for width in within},
             piece.cut["width"],
         )
 
     def _inner(self, width: float, outer: float) -> tuple[nn.Module, View]:
         """Return a narrower model, and where its tensors are in the outer one."""
-        module = super().build(self.piece(width))
+        module = self.build(self.piece(width))
         apart = norms.kept_apart(module, self.task.recipe.norm)
         wide, narrow = self.view(self.piece(outer)), self.view(self.piece(width))
-        shared = {
-            name: Slot(name, _within(narrow[name].index, wide[name].index, self._shapes[name]))
-            for name in own_tensors(module)
-            if name not in apart
-        }
+        first = {id(tensor): name for name, tensor in own_tensors(module).items()}
+        shared = {}
+        for local, tensor in module.state_dict(keep_vars=True).items():
+            name = first[id(tensor)]  # A tied tensor has a place under each of its names.
+            if name not in apart:
+                index = _within(narrow[name].index, wide[name].index, self._shapes[name])
+                shared[local] = Slot(name, index)
         return module, shared
 
     @cached_property

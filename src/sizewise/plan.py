@@ -17,13 +17,15 @@ class Stage:
         lr: The learning rate.
         epochs: Passes over the device's data.
         trainable: Prefixes of the names of the tensors that learn; None is all of them.
-        name: For people.
+        name: Stages of one name, of pieces of one size, do the same to tensors of the same shapes.
+        cut: What the method needs to know to run it, such as its blocks. JSON-able.
     """
 
     lr: float
     epochs: int
     trainable: tuple[str, ...] | None = None
     name: str = "all"
+    cut: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         refused = str(error)
         plan = method.plan(state, replace(device, memory=None), round_index)
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
+    view = method.view(plan.piece)
     actual = [method.copy(plan.piece).actual(stage) for stage in plan.stages]
     stages = [
         {
@@ -57,8 +58,14 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         "predicted": plan.predicted,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
-        "bytes_down": view_in_bytes(method.view(plan.piece), state.tensors),
-        "bytes_up": size_in_bytes(trained(method.module(plan.piece), actual)),
+        "bytes_down": view_in_bytes(view, state.tensors),
+        "bytes_up": size_in_bytes(
+            {
+                name: tensor
+                for name, tensor in trained(method.module(plan.piece), actual).items()
+                if name in view
+            }
+        ),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
         "refused": refused,

@@ -32,9 +32,11 @@ def _narrowed(view: View, name: str, rows: Sequence[int], tensors: Tensors) -> S
     slot = view[name]
     shape = tensors[slot.name].shape
     index = slot.index or (slice(None),) * len(shape)
-    known = {row for row in rows if type(row) is int and 0 <= row < shape[0]}
-    if index[0] != slice(None) or not rows or len(known) < len(rows):
+    count = shape[0] if index and index[0] == slice(None) else 0
+    listed = list(rows) if isinstance(rows, list | tuple) else []
+    known = {row for row in listed if type(row) is int and 0 <= row < count}
+    if not known or len(known) < len(listed):
         raise UpdateRefused(
-            f"the rows {list(rows)} of {name!r} came, expected distinct rows of {shape[0]}"
+            f"the rows {rows!r:.99} of {name!r} came, expected distinct rows of {count}"
         )
     return Slot(slot.name, (torch.tensor(rows, dtype=torch.int64), *index[1:]))

@@ -39,6 +39,17 @@ def masked_cross_entropy(
     return F.cross_entropy(logits * own, targets)
 
 
+def rest(module: nn.Module) -> None:
+    """Put parts of a model in which nothing learns into evaluation mode.
+
+    Frozen layers then neither drop anything nor move the statistics of their norms.
+    """
+    for part in module.modules():
+        parameters = list(part.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            part.eval()
+
+
 def backpropagate(terms: Tensor | Iterable[Tensor]) -> Tensor:
     """Add the gradients of a loss, term by term, and return its value, detached."""
     if isinstance(terms, Tensor):

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from sizewise import cutting, indices, models, norms, rng
+from sizewise.anatomy import Anatomy, anatomy
 from sizewise.channels import trace
+from sizewise.errors import ConfigError
 from sizewise.recipe import Recipe
 
 
@@ -19,10 +21,13 @@ class ModelConfig:
     Attributes:
         name: A model of the zoo, or "package.module:factory" for your own.
         args: Further arguments of its factory.
+        anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
+            `sizewise.anatomy`. Methods that take a model apart need them.
     """
 
     name: str = "preresnet20"
     args: Mapping[str, Any] = field(default_factory=dict)
+    anatomy: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,18 @@ class Task:
             if cuts:
                 module = self._narrowed(module, width)
         return norms.prepare(module, self.recipe.norm)
+
+    def norm(self, channels: int) -> nn.Module:
+        """Return a batch norm that follows the recipe's policy."""
+        return norms.prepare(nn.BatchNorm2d(channels), self.recipe.norm)
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        """Return where a model of this task can be taken apart."""
+        if unknown := set(self.model.anatomy) - {"stem", "blocks", "head"}:
+            raise ConfigError(
+                f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
+            )
+        return anatomy(module, **self.model.anatomy)
 
     def _narrowed(self, module: nn.Module, width: float) -> nn.Module:
         channels = trace(module, torch.empty((2, *self.image), device="meta"))

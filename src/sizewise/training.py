@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,25 @@ from sizewise.data.augment import Transform
 from sizewise.memory import Meter
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
-from sizewise.step import Loss, cross_entropy, training_step
+from sizewise.step import Loss, cross_entropy, rest, training_step
 from sizewise.view import Tensors
+
+
+class Samples(Protocol):
+    """What a stage trains on."""
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """Tensors that training has to keep in memory beside a batch."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def batches(
+        self, size: int, generator: torch.Generator, *, drop_last: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one shuffled pass: inputs (B, ...) and labels (B,)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,9 @@ class Shard:
     labels: Tensor
     rows: Tensor
     transform: Transform
+
+    # The data set is not the training's: a device reads its samples from wherever it keeps them.
+    held: ClassVar[Sequence[Tensor]] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,11 +85,12 @@ def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Para
     """Let only the parameters under the given name prefixes learn; return them.
 
     A frozen parameter gets no gradient tensor at all, so neither momentum nor weight decay can
-    move it (METHODS 2.12).
+    move it (METHODS 2.12). Parts in which nothing learns are put into evaluation mode.
     """
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(learns(name, trainable))
         parameter.grad = None  # What an earlier stage left would stay alive beside this one.
+    rest(module)
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -94,7 +116,7 @@ class Fit:
 def fit(
     module: nn.Module,
     stage: Stage,
-    shard: Shard,
+    samples: Samples,
     recipe: Recipe,
     generator: torch.Generator,
     loss: Loss = cross_entropy,
@@ -107,7 +129,7 @@ def fit(
     Args:
         module: The model, already holding what the device received.
         stage: What learns, how fast, for how long.
-        shard: The device's data.
+        samples: The device's data.
         recipe: Optimiser, batch size, clipping, proximal term.
         generator: Shuffles and augments; the only source of randomness besides dropout.
         loss: What to minimise.
@@ -128,11 +150,11 @@ def fit(
         anchors = [origin[name].detach().clone() for name in learning]
     step = make_step(recipe, loss)
     steps, total, settled = 0, torch.zeros(()), False
-    largest = min(recipe.batch, len(shard))
-    for images, labels in _stream(stage, shard, recipe, generator):
+    largest = min(recipe.batch, len(samples))
+    for images, labels in _stream(stage, samples, recipe, generator):
         if meter is not None and (every_step or not settled):
             with meter:
-                meter.track(module, optimizer, images, labels, anchors)
+                meter.track(module, optimizer, images, labels, anchors, samples.held)
                 value = step(module, optimizer, images, labels, anchors)
             settled = steps > 0 and len(labels) == largest
         else:
@@ -143,11 +165,11 @@ def fit(
 
 
 def _stream(
-    stage: Stage, shard: Shard, recipe: Recipe, generator: torch.Generator
+    stage: Stage, samples: Samples, recipe: Recipe, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of all epochs of a stage, at most `max_steps` of them."""
     passes = (
-        shard.batches(recipe.batch, generator, drop_last=recipe.drop_last)
+        samples.batches(recipe.batch, generator, drop_last=recipe.drop_last)
         for _ in range(stage.epochs)
     )
     return itertools.islice(itertools.chain.from_iterable(passes), recipe.max_steps)

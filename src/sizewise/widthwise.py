@@ -17,7 +17,7 @@ from torch import nn
 from sizewise import cutting, indices, norms, training
 from sizewise.channels import Channels, Kept, trace
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device
+from sizewise.fleet import Device, ratio_of
 from sizewise.indices import Rule
 from sizewise.method import Method
 from sizewise.packing import largest_ratio
@@ -72,12 +72,7 @@ class Widthwise(Method):
         """Return the width that a device trains in a round."""
         if self.options.assign == "bytes":
             return self.widest(device.memory)
-        if device.ratio is None:
-            raise ConfigError(
-                "method.assign = 'ratio' needs a fleet that is given by ratios; "
-                "use fleet.ratios or fleet.scenario, or assign = 'bytes'"
-            )
-        return min(device.ratio, 1.0)
+        return min(ratio_of(device), 1.0)
 
     def widest(self, memory: int | None) -> float:
         """Return the largest width that fits a budget; raise BudgetTooSmall if none does."""

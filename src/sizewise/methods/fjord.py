@@ -72,24 +72,47 @@ class FjORD(NestedWidths):
         generator = rng.python_generator(self.task.seed, "width", round_index, device.id)
         return self.piece(generator.choice([w for w in self.widths if w <= width]))
 
-    def objective(self, shard: Shard | None) -> Loss:
-        """Return the loss at a width that is drawn for each batch; the costliest is the widest."""
-        return partial(_ordered_dropout, distil=self.options.distil, draw=shard is not None)
+    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+        """Return the loss at a width that is drawn for each batch."""
+        loss = _ordered_dropout if shard is not None else _each_width_alone
+        return partial(loss, distil=self.options.distil)
 
     def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
         """Return the FLOPs of training on one sample, in the mean over the drawn widths."""
         widths = [*piece.cut.get("within", ()), piece.cut.get("width", 1.0)]
         single = [super(FjORD, self).flops_per_sample(self.piece(w), stage) for w in widths]
-        return sum(single) // len(single)
+        drawn = sum(single) // len(single)
+        # With distillation a step runs two passes: alone, a width is both teacher and taught.
+        return (single[-1] + drawn) // 2 if self.options.distil else drawn
 
 
 def _ordered_dropout(
-    module: nn.Module, images: Tensor, labels: Tensor, distil: bool, draw: bool
+    module: nn.Module, images: Tensor, labels: Tensor, distil: bool
 ) -> Iterator[Tensor]:
-    widths = getattr(module, "widths", [None])
+    """Yield the losses of one step, at a width that is drawn."""
+    count = len(getattr(module, "widths", [None]))
     # One choice is no choice, and must not move the random numbers that dropout will draw.
-    number = int(torch.randint(len(widths), ())) if draw and len(widths) > 1 else -1
-    chosen = module if widths[number] is None else partial(module, width=widths[number])
+    number = int(torch.randint(count, ())) if count > 1 else 0
+    return _at_width(module, images, labels, distil, number)
+
+
+def _each_width_alone(
+    module: nn.Module, images: Tensor, labels: Tensor, distil: bool
+) -> Iterator[Tensor]:
+    """Yield the losses of a step at each width, for the largest of their peaks.
+
+    That is not always the widest's: gradients of slices are padded, and heads are copied.
+    """
+    for number in range(len(getattr(module, "widths", [None]))):
+        module.zero_grad(set_to_none=True)
+        yield from _at_width(module, images, labels, distil, number)
+
+
+def _at_width(
+    module: nn.Module, images: Tensor, labels: Tensor, distil: bool, number: int
+) -> Iterator[Tensor]:
+    widths = getattr(module, "widths", None)
+    chosen = partial(module, width=widths[number]) if widths else module
     if not distil:
         yield F.cross_entropy(chosen(images), labels)
         return

@@ -19,6 +19,7 @@ Discloses: the trained weights of each device, to the server; with `mask_labels`
 it has.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,7 @@ from sizewise import rng
 from sizewise.errors import ConfigError, ModelError
 from sizewise.fleet import Device
 from sizewise.nested import Nested, NestedWidths
-from sizewise.plan import Piece, Plan, Update
+from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.scaling import scale
 from sizewise.step import Loss, cross_entropy, masked_cross_entropy
 from sizewise.task import Task
@@ -72,9 +73,18 @@ class HeteroFL(NestedWidths):
                     f"method.proportions needs one number for each of the {len(self.widths)} "
                     f"method.widths, not {len(self.proportions)}"
                 )
+            if not all(0 < proportion < math.inf for proportion in self.proportions):
+                raise ConfigError(
+                    f"method.proportions must all be positive numbers, not {list(self.proportions)}"
+                )
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
+        unknown = sorted(set(task.ratios) - set(self.options.widths))
+        if self.options.proportions and self.options.assign == "ratio" and unknown:
+            raise ConfigError(
+                f"method.proportions need the ratios of the fleet in method.widths; add {unknown}"
+            )
         if self.options.mask_labels:
             self.discloses |= {"labels"}
 
@@ -85,16 +95,15 @@ class HeteroFL(NestedWidths):
         largest = super().width(device, round_index)
         if self.options.levels == "fixed":
             return largest
-        weights = self.options.proportions or (1.0,) * len(self.widths)
-        shares = dict(zip(self.options.widths or self.widths, weights, strict=True))
+        shares = dict(zip(self.options.widths, self.options.proportions, strict=False))
         levels = [width for width in self.widths if width <= largest]
         generator = rng.python_generator(self.task.seed, "level", round_index, device.id)
-        return generator.choices(levels, [shares[width] for width in levels])[0]
+        return generator.choices(levels, [shares.get(width, 1.0) for width in levels])[0]
 
     def fitting(self) -> list[float]:
-        """Return the widths that devices train: with dynamic levels, all that anyone can hold."""
+        """Return the widths that devices train: all that anyone can hold, if they train several."""
         largest = super().fitting()
-        if self.options.levels == "fixed":
+        if self.options.levels == "fixed" and not self.options.slimmable:
             return largest
         return [width for width in self.widths if width <= largest[-1]]
 
@@ -111,7 +120,7 @@ class HeteroFL(NestedWidths):
 
     # ---- the device
 
-    def objective(self, shard: Shard | None) -> Loss:
+    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
         """Return the cross entropy, of the device's own classes if others are masked."""
         loss: Loss = cross_entropy
         if self.options.mask_labels:

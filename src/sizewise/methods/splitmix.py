@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sizewise import rng
-from sizewise.errors import ConfigError
-from sizewise.fleet import Device
+from sizewise.errors import ConfigError, ModelError
+from sizewise.fleet import Device, ratio_of
 from sizewise.method import Method
-from sizewise.plan import Piece, Plan, Update
+from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.scaling import scale
 from sizewise.state import State
 from sizewise.step import Loss, cross_entropy, masked_cross_entropy
@@ -66,7 +66,7 @@ class SplitMix(Method):
 
         Attributes:
             atom: Width ratio of a base; default: the largest 1/n, n up to 16, that the smallest
-                budget can train.
+                budget can train, or the smallest that the model can be built at.
             assign: Whether a device trains as many bases as its bytes hold, or int(ratio / atom).
             rescale_init: Draw weights as if layers had full width.
             rescale_layer: Divide the outputs of convolutions by `atom` in training.
@@ -96,7 +96,12 @@ class SplitMix(Method):
             return float(self.options.atom)
         smallest = self.task.budgets[0]
         for parts in range(1, LARGEST_DECK + 1):
-            peak = self.footprint(self.bases([0], 1 / parts), self.stages(0)[0]).peak
+            try:
+                peak = self.footprint(self.bases([0], 1 / parts), self.stages(0)[0]).peak
+            except ModelError:
+                if parts == 1:
+                    raise
+                return 1 / (parts - 1)  # Narrower, some layer would lose all its channels.
             if smallest is None or peak <= smallest:
                 break
         return 1 / parts
@@ -120,12 +125,7 @@ class SplitMix(Method):
     def quota(self, device: Device) -> int:
         """Return how many bases a device trains."""
         if self.options.assign == "ratio":
-            if device.ratio is None:
-                raise ConfigError(
-                    "method.assign = 'ratio' needs a fleet that is given by ratios; "
-                    "use fleet.ratios or fleet.scenario, or assign = 'bytes'"
-                )
-            return max(1, min(self.deck, int(device.ratio / self.atom + 1e-9)))
+            return max(1, min(self.deck, int(ratio_of(device) / self.atom + 1e-9)))
         (stage,) = self.stages(0)
         low, high = 1, self.deck
         while device.memory is not None and low < high:
@@ -180,7 +180,7 @@ class SplitMix(Method):
 
     # ---- the device
 
-    def objective(self, shard: Shard | None) -> Loss:
+    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
         """Return the losses of the bases, one after the other."""
         single = masked_cross_entropy if self.options.mask_labels else cross_entropy
 

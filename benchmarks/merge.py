@@ -1,0 +1,135 @@
+"""Time and memory of merging 100 updates of mixed widths, against adding 100 full copies.
+
+    python benchmarks/merge.py [--repeats N]
+
+The model is a ResNet-18; the updates have widths 1, 1/2, 1/4, 1/8, 1, ... of it. They keep
+
+- prefix: the first channels, as in HeteroFL;
+- rolling: one window for all devices, as in a round of FedRolex, that wraps around in every group;
+- random: a subset that each device draws for itself, as in Federated Dropout.
+
+Both sides run on one thread and alternate, so that both meet the same machine; the figure is the
+ratio of the best times. The merge weighs updates and makes its result; the other side only adds,
+and adds four copies in turn, which a large cache may hold, while all updates are different.
+
+Memory is the most tensor bytes that were live beside the server's model while updates were made,
+merged and forgotten one by one and the result was made, over the bytes of the model.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sizewise.channels import Channels, trace
+from sizewise.cutting import view
+from sizewise.indices import Rule, keep, prefix, random, rolling
+from sizewise.merge import CoverageMean
+from sizewise.meter import Meter
+from sizewise.models import build
+from sizewise.view import Tensors, View, cut, size_in_bytes, whole
+
+WIDTHS = (1, 1 / 2, 1 / 4, 1 / 8)
+UPDATES = 100
+LIMIT = 2.0
+
+
+def rules() -> dict[str, Callable[[int], Rule]]:
+    """Return, by name, which channels the update of a number keeps."""
+    return {
+        "prefix": lambda number: prefix,
+        # ResNet-18's groups have 64 to 512 channels: this window starts four before their ends.
+        "rolling": lambda number: rolling(508),
+        "random": lambda number: random(torch.Generator().manual_seed(number)),
+    }
+
+
+def views(channels: Channels, rule: Callable[[int], Rule]) -> list[View]:
+    """Return the views of all updates."""
+    widths = [WIDTHS[number % len(WIDTHS)] for number in range(UPDATES)]
+    return [
+        view(channels, keep(channels, width, rule(number))) for number, width in enumerate(widths)
+    ]
+
+
+def copy(tensors: Tensors, slots: View) -> dict[str, Tensor]:
+    """Return a copy of a piece of a model, contiguous as what arrives from a device."""
+    return {local: slot.read(tensors).clone().contiguous() for local, slot in slots.items()}
+
+
+def merged(state: Tensors, slots: list[View], updates: Iterable[Tensors]) -> dict[str, Tensor]:
+    """Merge updates into a state, forgetting each before the next is asked for."""
+    mean, coming = CoverageMean(state), iter(updates)
+    for number, each in enumerate(slots):
+        mean.add(next(coming), each, weight=float(50 + number))
+    return mean.result()
+
+
+def added(total: Tensors, copies: list[dict[str, Tensor]]) -> None:
+    """Add full copies to a total."""
+    for number in range(UPDATES):
+        for name, tensor in copies[number % len(copies)].items():
+            total[name].add_(tensor)
+
+
+def read(state: Tensors, slots: list[View]) -> None:
+    """Read all devices' tensors, one device after the other."""
+    for each in slots:
+        cut(state, each)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the wall time of some work."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def peak(state: Tensors, slots: list[View]) -> float:
+    """Return the peak of live tensor bytes over the model's, while updates come one by one."""
+    with Meter() as meter:
+        meter.track(state, [slot.index or () for each in slots for slot in each.values()])
+        before = meter.live
+        merged(state, slots, (copy(state, each) for each in slots))
+        return (meter.peak - before) / size_in_bytes(state)
+
+
+def main() -> None:
+    """Measure all rules and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = build("resnet18", classes=10, image=(3, 32, 32))
+    channels = trace(model, torch.empty(2, 3, 32, 32))
+    state = model.state_dict()
+    copies, total = [copy(state, whole(state)) for _ in range(4)], copy(state, whole(state))
+    ratios: dict[str, float] = {}
+    print("rule      100 adds   merge     ratio   reading   peak/model at 10, 20, 100 updates")
+    for name, rule in rules().items():
+        slots = views(channels, rule)
+        updates = [copy(state, each) for each in slots]
+        work: list[Callable[[], object]] = [
+            partial(added, total, copies),
+            partial(merged, state, slots, updates),
+            partial(read, state, slots),
+        ]
+        # The first time of each warms up.
+        sittings = [[seconds(each) for each in work] for _ in range(1 + repeats)][1:]
+        times = [min(column) for column in zip(*sittings, strict=True)]
+        ratios[name] = times[1] / times[0]
+        adding, merging, reading = (f"{t * 1e3:5.0f} ms" for t in times)
+        peaks = ", ".join(f"{peak(state, slots[:count]):.2f}" for count in (10, 20, 100))
+        print(f"{name:9} {adding}   {merging}   {ratios[name]:5.2f}   {reading}   {peaks}")
+    print(f"load average {os.getloadavg()[0]:.1f}; goal: at most {LIMIT:.0f}, and flat memory")
+    print(json.dumps({name: round(ratio, 3) for name, ratio in ratios.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Buffers: what a frozen part of a model makes of a device's data, computed once.
+
+While a device trains later blocks, the earlier ones do not change. If its images and batches do not
+change either, neither does what the later blocks see, and it can be kept: in memory as far as the
+device has room, else in a file. Batches have a fixed composition because norms may look at the
+whole batch; only their order is shuffled from epoch to epoch.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sizewise.training import Shard
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device's data in fixed batches.
+
+    Attributes:
+        inputs: All inputs (N, ...), batch after batch.
+        labels: Their classes (N,).
+        bounds: First and last + 1 row of each batch.
+        folder: Where large buffers have their files.
+        in_memory: Whether the inputs are in memory.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    bounds: tuple[tuple[int, int], ...]
+    folder: Path
+    in_memory: bool
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """The inputs, if they are in memory."""
+        return (self.inputs,) if self.in_memory else ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(
+        self, size: int, generator: torch.Generator, *, drop_last: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the fixed batches in random order; their size was settled when they were made."""
+        for number in torch.randperm(len(self.bounds), generator=generator).tolist():
+            start, stop = self.bounds[number]
+            # A copy: a view would keep the whole buffer, or file, alive as part of the batch.
+            yield self.inputs[start:stop].clone(), self.labels[start:stop]
+
+    @torch.no_grad()
+    def through(self, function: Callable[[Tensor], Tensor], room: float) -> "Buffer":
+        """Return the buffer of a function's outputs for every batch.
+
+        Args:
+            function: From a batch (B, ...) to as many outputs.
+            room: Bytes that the outputs may take in memory; if they need more, they go to a file.
+        """
+        outputs: Tensor | None = None
+        in_memory = False
+        for start, stop in self.bounds:
+            result = function(self.inputs[start:stop].clone())
+            if outputs is None:
+                shape = (len(self), *result.shape[1:])
+                outputs, in_memory = allocate(shape, result.dtype, room, self.folder)
+            outputs[start:stop] = result
+        if outputs is None:
+            return self
+        return replace(self, inputs=outputs, in_memory=in_memory)
+
+
+def fixed(
+    shard: Shard,
+    batch: int,
+    generator: torch.Generator,
+    room: float,
+    folder: Path,
+    *,
+    drop_last: bool = False,
+) -> Buffer:
+    """Return a device's images, augmented and divided into batches for good.
+
+    Args:
+        shard: The device's data.
+        batch: Samples in a batch.
+        generator: Shuffles and augments.
+        room: Bytes that the images may take in memory.
+        folder: Where they go if they need more.
+        drop_last: Leave out a last batch that is smaller.
+    """
+    inputs: Tensor | None = None
+    in_memory, end = False, 0
+    labels, bounds = [], []
+    for images, classes in shard.batches(batch, generator, drop_last=drop_last):
+        if inputs is None:
+            shape = (len(shard), *images.shape[1:])
+            inputs, in_memory = allocate(shape, images.dtype, room, folder)
+        inputs[end : end + len(classes)] = images
+        bounds.append((end, end + len(classes)))
+        labels.append(classes)
+        end += len(classes)
+    if inputs is None:
+        return Buffer(torch.empty(0), torch.empty(0, dtype=torch.int64), (), folder, True)
+    return Buffer(inputs[:end], torch.cat(labels), tuple(bounds), folder, in_memory)
+
+
+def allocate(
+    shape: tuple[int, ...], kind: torch.dtype, room: float, folder: Path
+) -> tuple[Tensor, bool]:
+    """Return an empty tensor in memory if there is room for it, else in a new file; and which."""
+    count = math.prod(shape)
+    if count * kind.itemsize <= room:
+        return torch.empty(shape, dtype=kind), True
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        name = file.name
+    return torch.from_file(name, shared=True, size=count, dtype=kind).view(shape), False
