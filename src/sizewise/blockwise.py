@@ -109,17 +109,12 @@ class Blockwise(nn.Module):
             place.copy_(self.frozen(self.parts.run_stem(model, chunk), blocks.frozen, model))
         return out
 
-    def on(self, x: Tensor, blocks: Blocks, done: tuple[int, ...] | None) -> Tensor:
-        """Return what the frozen blocks of a stage make of what those of an earlier one made.
-
-        Args:
-            x: Images, or the output of the earlier stage's frozen blocks.
-            blocks: The stage.
-            done: The frozen blocks of the earlier stage; None: images have to pass the stem.
-        """
-        if done is None:
-            return self.before(x, blocks, self.model)
-        return self.frozen(x, blocks.frozen[len(done) :], self.model)
+    @torch.no_grad()
+    def part(self, x: Tensor, number: int) -> Tensor:
+        """Return what one block, or, for -1, the stem, makes of a batch."""
+        if number < 0:
+            return self.parts.run_stem(self.model, x)
+        return self.parts.run_blocks(self.model, x, number, number + 1)
 
     def frozen(self, x: Tensor, numbers: Sequence[int], model: nn.Module) -> Tensor:
         """Return what some blocks make of a hidden tensor."""
@@ -137,6 +132,19 @@ class Blockwise(nn.Module):
             else:
                 x = skip_link(x, self.shapes[-1])
         return self.parts.run_head(model, x)
+
+
+class Frozen(nn.Module):
+    """One part of a model as a module of its own, to learn what running it costs."""
+
+    def __init__(self, whole: nn.Module, number: int) -> None:
+        super().__init__()
+        self.whole, self.number = whole, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the block, or, for -1, the stem, makes of a batch."""
+        whole: Any = self.whole
+        return whole.part(x, self.number)  # type: ignore[no-any-return]
 
 
 def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:

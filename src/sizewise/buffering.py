@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sizewise.memory import Meter
 from sizewise.training import Shard
 
 
@@ -54,17 +55,31 @@ class Buffer:
             yield self.inputs[start:stop].clone(), self.labels[start:stop]
 
     @torch.no_grad()
-    def through(self, function: Callable[[Tensor], Tensor], room: float) -> "Buffer":
-        """Return the buffer of a function's outputs for every batch.
+    def through(
+        self,
+        module: nn.Module,
+        function: Callable[[Tensor], Tensor],
+        room: float,
+        meter: Meter | None = None,
+    ) -> "Buffer":
+        """Return the buffer of what a part of a model makes of every batch.
 
         Args:
-            function: From a batch (B, ...) to as many outputs.
+            module: The model.
+            function: The part: from a batch (B, ...) to as many outputs.
             room: Bytes that the outputs may take in memory; if they need more, they go to a file.
+            meter: Watches the first batch, if given.
         """
         outputs: Tensor | None = None
         in_memory = False
         for start, stop in self.bounds:
-            result = function(self.inputs[start:stop].clone())
+            batch = self.inputs[start:stop].clone()
+            if meter is not None and outputs is None:
+                with meter:
+                    meter.track(module, batch, self.held)
+                    result = function(batch)
+            else:
+                result = function(batch)
             if outputs is None:
                 shape = (len(self), *result.shape[1:])
                 outputs, in_memory = allocate(shape, result.dtype, room, self.folder)

@@ -72,6 +72,16 @@ class Method:
         view = self.view(self.main)
         return State({view[name].name: t.detach().clone() for name, t in tensors.items()})
 
+    def extended(self, state: State, pieces: Iterable[Piece]) -> State:
+        """Return a state that also has the tensors which only these pieces have."""
+        tensors = dict(state.tensors)
+        for piece in pieces:
+            fresh = training.own_tensors(self.pattern(piece))
+            for local, slot in self.view(piece).items():
+                if slot.name not in tensors:
+                    tensors[slot.name] = fresh[local].detach().clone()
+        return replace(state, tensors=tensors)
+
     def build(self, piece: Piece) -> nn.Module:
         """Build a fresh model of a piece's shapes."""
         return self.task.build(piece.cut.get("width", 1.0))
@@ -179,9 +189,10 @@ class Method:
         recipe, seed = self.task.recipe, self.task.seed
         generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
         # Peaks depend on shapes only: the first device of each kind is metered, and its figure
-        # serves the others. A meter that finds its budget crossed ends the device's work.
+        # serves the others, unless steps differ. A meter that finds its budget crossed ends the
+        # device's work.
         kind = (plan.piece.size, *(s.name for s in plan.stages), min(len(shard), 2 * recipe.batch))
-        known = self._metered.get(kind)
+        known = self._metered.get(kind) if self.steady else None
         trusted = known is not None and (plan.budget is None or known <= plan.budget)
         meter = None if trusted and not self.task.enforce else Meter(plan.budget)
         with rng.seeded(seed, "dropout", plan.round, plan.device):
@@ -191,9 +202,10 @@ class Method:
                 meter=meter,
                 every_step=self.task.enforce or not self.steady,
             )
+            data = self.data(plan, shard, generator, meter)
             fits = [
                 train(module, stage, samples, recipe, generator, self.objective(stage, shard))
-                for stage, samples in zip(stages, self.data(plan, shard, generator), strict=True)
+                for stage, samples in zip(stages, data, strict=True)
             ]
         if meter is not None:
             self._metered[kind] = max(meter.peak, known or 0)
@@ -207,7 +219,9 @@ class Method:
             peak_bytes=self._metered[kind],
         )
 
-    def data(self, plan: Plan, shard: Shard, generator: torch.Generator) -> Iterator[Samples]:
+    def data(
+        self, plan: Plan, shard: Shard, generator: torch.Generator, meter: Meter | None
+    ) -> Iterator[Samples]:
         """Yield what each stage trains on; each is asked for when the stages before it are done."""
         return (shard for _ in plan.stages)
 

@@ -158,14 +158,9 @@ class Widthwise(Method):
 
     def setup(self) -> State:
         """Return the full model, and for each width the tensors that are kept apart for it."""
-        state, widths = super().setup(), self.fitting()
-        tensors = dict(state.tensors)
-        for piece in map(self.piece, widths):
-            fresh = training.own_tensors(self.build(piece))
-            for local, slot in self.view(piece).items():
-                if slot.name not in tensors:
-                    tensors[slot.name] = fresh[local].detach().clone()
-        return replace(state, tensors=tensors, extras={**state.extras, "widths": widths})
+        widths = self.fitting()
+        state = self.extended(super().setup(), map(self.piece, widths))
+        return replace(state, extras={**state.extras, "widths": widths})
 
     def pieces(self, state: State) -> Sequence[Piece]:
         """Return a piece for each width that devices train."""

@@ -32,7 +32,7 @@ from sizewise import rng
 from sizewise.fleet import Device
 from sizewise.nested import NestedWidths
 from sizewise.plan import Piece, Stage
-from sizewise.step import Loss
+from sizewise.step import Loss, backpropagate
 from sizewise.training import Shard
 
 
@@ -99,13 +99,15 @@ def _ordered_dropout(
 def _each_width_alone(
     module: nn.Module, images: Tensor, labels: Tensor, distil: bool
 ) -> Iterator[Tensor]:
-    """Yield the losses of a step at each width, for the largest of their peaks.
+    """Yield the losses of the widest, after a pass at each other width: their peaks count as well.
 
-    That is not always the widest's: gradients of slices are padded, and heads are copied.
+    The widest does not always need the most: gradients of slices are padded, heads are copied.
     """
-    for number in range(len(getattr(module, "widths", [None]))):
+    widest = len(getattr(module, "widths", [None])) - 1
+    for number in range(widest):
+        backpropagate(_at_width(module, images, labels, distil, number))
         module.zero_grad(set_to_none=True)
-        yield from _at_width(module, images, labels, distil, number)
+    yield from _at_width(module, images, labels, distil, widest)
 
 
 def _at_width(
