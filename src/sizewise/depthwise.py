@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from sizewise import accounting
+from sizewise import accounting, norms
 from sizewise.anatomy import Anatomy
 from sizewise.blockwise import Blocks, hidden_shapes
 from sizewise.errors import BudgetTooSmall, ConfigError
@@ -139,8 +138,7 @@ class Depthwise(Method):
     @cached_property
     def _separable(self) -> bool:
         """Whether a sample's hidden tensors do not depend on the batch it is in."""
-        layers = self.module(self.main).modules()
-        return not any(isinstance(x, _BatchNorm) and x.running_mean is None for x in layers)
+        return not norms.uses_batch_statistics(self.pattern(self.main))
 
     def _pack(self, memory: int, stage: Callable[[int, int], Schedule]) -> Packing:
         return pack_blocks(lambda i, j: self._peak(stage(i, j)), len(self.parts.blocks), memory)

@@ -39,6 +39,11 @@ def prepare(module: nn.Module, policy: str) -> nn.Module:
     return module
 
 
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Return whether a model's result for a sample depends on the batch, also in evaluation."""
+    return any(norm.running_mean is None for _, norm in _batch_norms(module))
+
+
 def kept_apart(module: nn.Module, policy: str) -> set[str]:
     """Return the names of the tensors that the server keeps once for each size."""
     if policy not in ("per_width_stats", "per_submodel"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sizewise.errors import ConfigError
+from sizewise.structure import Bytes
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Recipe:
         augment: Augmentation of training images by name; see `data.augment`.
         augment_once: Augment every image once for the whole run (FeDepth's public code does).
         eval_batch: Batch size of evaluation; matters when norms use batch statistics.
+        eval_memory: Evaluate within this many bytes, part by part; see `frugal`.
         eval_every: Evaluate after every so many rounds, and always after the last.
         server: What the server does with the merged update; see `server_optim`.
         server_lr: The server's step size (eta).
@@ -59,6 +61,7 @@ class Recipe:
     augment: str = "none"
     augment_once: bool = False
     eval_batch: int = 500
+    eval_memory: Bytes | None = None
     eval_every: int = 1
     server: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg"
     server_lr: float = 1.0

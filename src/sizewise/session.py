@@ -23,7 +23,7 @@ from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
-from sizewise.errors import CheckpointError, ConfigError
+from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
@@ -68,6 +68,14 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
+    if config.recipe.eval_memory is not None:
+        try:
+            task.frugal(task.build())
+        except BudgetTooSmall as error:
+            raise ConfigError(
+                f"recipe.eval_memory is {error.budget:,} bytes, and evaluation needs at least "
+                f"{error.needed:,}; raise it, or lower recipe.eval_batch"
+            ) from None
     partition = partitions.make(
         data.partition,
         dataset.train_labels,

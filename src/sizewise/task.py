@@ -1,5 +1,6 @@
 """What is fixed for a whole run and the same on the server, in every worker and on every device."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from sizewise import cutting, indices, models, norms, rng
 from sizewise.anatomy import Anatomy, anatomy
 from sizewise.channels import trace
 from sizewise.errors import ConfigError
+from sizewise.frugal import Frugal
 from sizewise.recipe import Recipe
 
 
@@ -89,6 +91,13 @@ class Task:
                 f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
             )
         return anatomy(module, **self.model.anatomy)
+
+    def frugal(self, module: nn.Module) -> nn.Module:
+        """Return a model that is evaluated within `recipe.eval_memory`."""
+        # The last batch can be half as large again; see `evaluation.batch_count`.
+        largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
+        budget = self.recipe.eval_memory or sys.maxsize
+        return Frugal(module, self.anatomy(module), self.image, largest, budget)
 
     def _narrowed(self, module: nn.Module, width: float) -> nn.Module:
         channels = trace(module, torch.empty((2, *self.image), device="meta"))

@@ -84,5 +84,7 @@ class Site:
             parts = torch.tensor_split(data.train_images, count)
             inputs = (transform(images, None) for images in parts)
             module = norms.recalibrate(copy.deepcopy(module), inputs)
+        if recipe.eval_memory is not None:
+            module = self.method.task.frugal(module)
         images, labels = data.test_images, data.test_labels
         return evaluation.score(module, images, labels, transform, recipe.eval_batch, batches)
