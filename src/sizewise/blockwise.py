@@ -52,6 +52,9 @@ class Blocks:
         """The blocks that learn, for people: counted from 1."""
         first, last = self.learn[0] + 1, self.learn[-1] + 1
         name = f"{first}" if first == last else f"{first}-{last}"
+        around = [str(n + 1) for n in range(self.learn[0]) if n not in self.frozen]
+        if around:
+            name += f" without {', '.join(around)}"
         return name if self.micro is None else f"{name} ({self.micro} at a time before)"
 
 
@@ -151,7 +154,8 @@ def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Fit a hidden tensor to a head that expects another shape, without weights.
 
     Feature maps are sub-sampled by plain striding, and zeros are put on both sides of the channels.
-    Where there are too many channels, the first ones are kept.
+    Where there are too many channels, the first ones are kept; where striding does not give all the
+    pixels that are expected, zeros follow.
 
     Args:
         x: Hidden tensor (B, c, h, w), or any of the right shape.
@@ -160,9 +164,19 @@ def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:
     if x.shape[1:] == torch.Size(shape):
         return x
     channels, height, width = shape
-    x = x[:, :channels, :: x.shape[2] // height, :: x.shape[3] // width]
+    down, across = strides(x.shape[1:], shape)
+    x = x[:, :channels, ::down, ::across]
     missing = channels - x.shape[1]
-    return F.pad(x, (0, 0, 0, 0, missing // 2, missing - missing // 2))
+    below, right = height - x.shape[2], width - x.shape[3]
+    return F.pad(x, (0, right, 0, below, missing // 2, missing - missing // 2))
+
+
+def strides(shape: Sequence[int], expected: Sequence[int]) -> tuple[int, int]:
+    """Return the steps, down and across, that lead from a feature map (C, H, W) to a smaller one.
+
+    Rounded up, as layers with a stride of 2 are: 30 pixels become 15, then 8, in steps of 4.
+    """
+    return -(-shape[1] // expected[1]), -(-shape[2] // expected[2])
 
 
 def hidden_shapes(

@@ -51,8 +51,8 @@ class Buffer:
         """Yield the fixed batches in random order; their size was settled when they were made."""
         for number in torch.randperm(len(self.bounds), generator=generator).tolist():
             start, stop = self.bounds[number]
-            # A copy: a view would keep the whole buffer, or file, alive as part of the batch.
-            yield self.inputs[start:stop].clone(), self.labels[start:stop]
+            # Copies: a view would keep the whole buffer, or file, alive as part of the batch.
+            yield self.inputs[start:stop].clone(), self.labels[start:stop].clone()
 
     @torch.no_grad()
     def through(
@@ -68,15 +68,17 @@ class Buffer:
             module: The model.
             function: The part: from a batch (B, ...) to as many outputs.
             room: Bytes that the outputs may take in memory; if they need more, they go to a file.
-            meter: Watches the first batch, if given.
+            meter: Watches the first batch, and the second beside the outputs, if given.
         """
         outputs: Tensor | None = None
         in_memory = False
-        for start, stop in self.bounds:
+        for number, (start, stop) in enumerate(self.bounds):
             batch = self.inputs[start:stop].clone()
-            if meter is not None and outputs is None:
+            if meter is not None and number < 2:
                 with meter:
                     meter.track(module, batch, self.held)
+                    if outputs is not None and in_memory:
+                        meter.track(outputs)
                     result = function(batch)
             else:
                 result = function(batch)

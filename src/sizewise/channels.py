@@ -18,7 +18,7 @@ inside every head, the same entries in all, so the number of heads stays.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sizewise import layer_rules, shape_rules
 from sizewise.errors import ModelError
@@ -99,6 +100,7 @@ class Channels:
         saved: Names of the tensors in the model's `state_dict`, in its order.
         inputs: Meta tensors of the shapes that were traced.
         steps: Results of the operations that compute something, in order.
+        loose: Whether residual streams may become narrower on the way.
     """
 
     groups: tuple[Group, ...]
@@ -107,6 +109,15 @@ class Channels:
     saved: tuple[str, ...]
     inputs: tuple[Tensor, ...]
     steps: tuple[Step, ...]
+    loose: bool = False
+
+    def layer(self, name: str) -> int | None:
+        """Return the last group that a tensor's first cut dimension has room for; None: none."""
+        for ids in self.tensors[name]:
+            if (found := ids[ids != WHOLE]).size:
+                ends = np.cumsum([group.size for group in self.groups])
+                return int(np.searchsorted(ends, found.max(), side="right"))
+        return None
 
     def mask(self, kept: Kept) -> Mask:
         """Return which ids are kept; `mask[WHOLE]` is True.
@@ -134,13 +145,16 @@ class Channels:
         return mask
 
 
-def trace(model: nn.Module, *inputs: Tensor) -> Channels:
+def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     """Find out which dimensions of a model's tensors hang together.
 
     Args:
         model: Any module; it is left as it was.
         inputs: What its forward takes, such as images (B, C, H, W). Only shapes and types matter,
             so meta tensors will do.
+        loose: Let a residual stream become narrower from block to block: what a block adds to the
+            stream is then a group of its own, and the sum has its channels; a model that is cut so
+            drops the others from the shortcut.
 
     Raises:
         ModelError: The model cannot run on such inputs without data.
@@ -152,7 +166,7 @@ def trace(model: nn.Module, *inputs: Tensor) -> Channels:
     for tensor in {id(t): t for t in named.values()}.values():
         if tensor.is_floating_point():
             labels.add(tensor)
-    tracer = _Tracer(labels)
+    tracer = _Tracer(labels, loose)
     tracer.follow(double)
     try:
         with tracer:
@@ -174,7 +188,8 @@ def trace(model: nn.Module, *inputs: Tensor) -> Channels:
             labels.fix(factor)
     _leave_out(labels, double, tracer.used)
     labels.resolve()
-    return _collect(labels, named, tuple(model.state_dict()), inputs, tracer.steps)
+    found = _collect(labels, named, tuple(model.state_dict()), inputs, tracer.steps)
+    return replace(found, loose=loose)
 
 
 def _leave_out(labels: Labels, model: nn.Module, used: set[int]) -> None:
@@ -199,10 +214,13 @@ _RULES = layer_rules.RULES | shape_rules.RULES
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Applies the rule of every operation that runs, and remembers what came out."""
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: Labels, loose: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels = labels
+        self.loose = loose
         self.used: set[int] = set()
+        # By the tensors themselves: the id of one that is gone may be given to another.
+        self._read: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.steps: list[tuple[Step, list[Array]]] = []
         self._path: list[str] = []
 
@@ -219,6 +237,11 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             module.register_forward_pre_hook(enter(path))
             module.register_forward_hook(leave)
 
+    def _added(self, terms: list[Tensor]) -> list[Tensor]:
+        """Return the terms of a sum without a stream that others have read: that is a shortcut."""
+        fresh = [term for term in terms if term not in self._read]
+        return fresh if len(terms) == 2 and len(fresh) == 1 else terms
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
@@ -229,12 +252,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.used.update(id(tensor) for tensor in read)
         if any(self.labels.of(tensor) for tensor in read) and name not in FACTORIES:
             self.labels.where = f"{name} in {module or 'the model'}"
-            if name in _RULES:
+            if name == "add" and self.loose and len(added := self._added(read)) < len(read):
+                pointwise(self.labels, first(out), added)
+            elif name in _RULES:
                 _RULES[name](self.labels, out, *_positional(func, args, kwargs))
             elif torch.Tag.pointwise in func.tags or name in POINTWISE:
                 pointwise(self.labels, first(out), read)
             else:
                 unknown(self.labels, read)
+        for tensor in read:
+            self._read[tensor] = True
         for kind in computed(func):
             step = Step(kind, module, tuple(first(out).shape), {})
             self.steps.append((step, self.labels.of(first(out))))

@@ -29,6 +29,7 @@ from sizewise.channels import (
 from sizewise.errors import ModelError
 from sizewise.labels import Array
 from sizewise.layer_rules import first
+from sizewise.narrowing import drop_channels
 from sizewise.view import Index, Slot
 
 
@@ -96,6 +97,8 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
             norm = small.get_submodule(step.module)
             if isinstance(norm, nn.LayerNorm):  # It may have no tensor to read its size off.
                 norm.normalized_shape = step.cut_shape(mask)[-len(norm.normalized_shape) :]
+    if channels.loose:
+        drop_channels(small)
     if check:
         _check(small, channels, mask)
     return small

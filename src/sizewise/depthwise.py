@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import torch
 
-from sizewise import accounting, norms
+from sizewise import accounting, norms, rng
 from sizewise.anatomy import Anatomy
 from sizewise.blockwise import Blocks, hidden_shapes
-from sizewise.errors import BudgetTooSmall, ConfigError
+from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.method import Method
 from sizewise.packing import Packing, pack_blocks
 from sizewise.plan import Piece, Stage
@@ -78,7 +78,14 @@ class Depthwise(Method):
         """Stem, blocks and head of the model."""
         model = self.task.build()
         parts = self.task.anatomy(model)
-        parts.check(model, torch.zeros(2, *self.task.image))
+        generator = rng.torch_generator(self.task.seed, "anatomy")
+        # Not zeros, of which a network without biases makes nothing but zeros.
+        parts.check(model, torch.randn(2, *self.task.image, generator=generator))
+        if not parts.blocks:
+            raise ModelError(
+                f"{type(model).__name__} has no blocks between stem and head to train in turn; "
+                "name them in model.anatomy, or choose another method"
+            )
         return parts
 
     @cached_property
@@ -173,6 +180,8 @@ class Depthwise(Method):
             counted.stage, len(counted.blocks), (ratio - whole) * counted.total, TOLERANCE
         )
         runs = packing.stages
+        if whole and packing.skipped:
+            return self._regular(whole - 1)
         if whole:
             return _in_order([self._mixed(whole - 1, run.start, run.stop) for run in runs])
         bypassed = packing.skipped if self.options.skip == "bypass" else ()
@@ -214,10 +223,13 @@ class Depthwise(Method):
         return self.options.link == "conv" and self.shapes[stop] != self.shapes[-1]
 
     def _names(self, model: str, blocks: Blocks) -> Iterator[str]:
-        """Yield the prefixes of the names of what learns."""
-        yield from (f"{model}.{self.parts.blocks[number]}" for number in blocks.learn)
-        if blocks.stem:
-            yield from (f"{model}.{path}" for path in self.parts.stem)
+        """Yield the prefixes of the names of what learns; parts without weights have none."""
+        paths = [self.parts.blocks[number] for number in blocks.learn]
+        paths += self.parts.stem if blocks.stem else ()
+        weights = [f"{name}." for name, _ in self.pattern(self.main).named_parameters()]
+        for path in paths:
+            if any(name.startswith(f"{path}.") for name in weights):
+                yield f"{model}.{path}"
         own = model == "model" and self.has_exit(blocks.stop)
         if own:
             yield f"exits.{blocks.stop}"

@@ -136,15 +136,18 @@ class Federation:
 
 
 def check_fleet(method: Method, fleet: Fleet) -> None:
-    """Raise NobodyCanTrain unless some device class can take part."""
+    """Raise NobodyCanTrain unless some device class can take part.
+
+    All are looked at: a class that joins later must not end the run with an error.
+    """
     state, refusals = method.setup(), []
     for device, round_index, _ in fleet.classes():
         try:
             method.plan(state, device, round_index)
         except BudgetTooSmall as error:
             refusals.append(error)
-        else:
-            return
+    if len(refusals) < len(list(fleet.classes())):
+        return
     raise NobodyCanTrain(
         f"no device can take part: the largest budget is "
         f"{max(refusal.budget for refusal in refusals):,} bytes and the method needs at least "

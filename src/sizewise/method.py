@@ -191,7 +191,7 @@ class Method:
         # Peaks depend on shapes only: the first device of each kind is metered, and its figure
         # serves the others, unless steps differ. A meter that finds its budget crossed ends the
         # device's work.
-        kind = (plan.piece.size, *(s.name for s in plan.stages), min(len(shard), 2 * recipe.batch))
+        kind = self.kind(plan, shard)
         known = self._metered.get(kind) if self.steady else None
         trusted = known is not None and (plan.budget is None or known <= plan.budget)
         meter = None if trusted and not self.task.enforce else Meter(plan.budget)
@@ -203,9 +203,10 @@ class Method:
                 every_step=self.task.enforce or not self.steady,
             )
             data = self.data(plan, shard, generator, meter)
+            # Not in a loop over the data, which would hold a stage's beside that of the next one.
             fits = [
-                train(module, stage, samples, recipe, generator, self.objective(stage, shard))
-                for stage, samples in zip(stages, data, strict=True)
+                train(module, stage, next(data), recipe, generator, self.objective(stage, shard))
+                for stage in stages
             ]
         if meter is not None:
             self._metered[kind] = max(meter.peak, known or 0)
@@ -218,6 +219,11 @@ class Method:
             loss=sum(fit.loss_sum for fit in fits) / max(steps, 1),
             peak_bytes=self._metered[kind],
         )
+
+    def kind(self, plan: Plan, shard: Shard) -> tuple[object, ...]:
+        """Return a key that devices share whose work needs the same bytes."""
+        full = min(len(shard), 2 * self.task.recipe.batch)
+        return (plan.piece.size, *(stage.name for stage in plan.stages), full)
 
     def data(
         self, plan: Plan, shard: Shard, generator: torch.Generator, meter: Meter | None

@@ -32,12 +32,12 @@ def rows(config: Config) -> list[dict[str, Any]]:
 def _work(setting: Setting, state: State, device: Device, round_index: int) -> dict[str, Any]:
     """Return what a device would do in a round; for one that cannot take part, what it lacks."""
     method, recipe = setting.method, setting.config.recipe
-    refused = None
+    refused, needed = None, None
     try:
         plan = method.plan(state, device, round_index)
     except BudgetTooSmall as error:
-        # What it would take: the plan of the same device without a budget.
-        refused = str(error)
+        # What it would do: the plan of the same device without a budget.
+        refused, needed = str(error), error.needed
         plan = method.plan(state, replace(device, memory=None), round_index)
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
     view = method.view(plan.piece)
@@ -55,7 +55,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
     ]
     return {
         "size": plan.piece.size,
-        "predicted": plan.predicted,
+        "predicted": needed or plan.predicted,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
         "bytes_down": view_in_bytes(view, state.tensors),

@@ -70,7 +70,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     method = make_method(config, make_task(config, dataset, fleet))
     if config.recipe.eval_memory is not None:
         try:
-            task.frugal(task.build())
+            task.frugal(method.pattern(method.main))
         except BudgetTooSmall as error:
             raise ConfigError(
                 f"recipe.eval_memory is {error.budget:,} bytes, and evaluation needs at least "
@@ -89,7 +89,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
 
 
 def bytes_of_ratio(task: Task, ratio: float) -> int:
-    """Return the bytes that stand for a share of the model; the same ones for all methods.
+    """Return the bytes that stand for a share of the model; the same for all methods of a recipe.
 
     Up to 1 it is what a plain training step of the model at that width costs, its channels rounded
     up; above 1, that many times what the whole model costs.

@@ -10,7 +10,7 @@ Zhang, Liu, Chen, Chen, Wang: "Memory-adaptive Depth-wise Heterogeneous Federate
 
 link_j leads the hidden tensor to the head: striding and zero channels (`link = "pad"`), or a 1x1
 convolution (`"conv"`). With `heads = "auxiliary"`, m-FeDepth, run j has a head of its own instead,
-which lives on the server and is averaged over those who train it. The stem learns with run 1.
+which lives on the server and is averaged over those who train it. The stem learns with block 1.
 
 A block that does not fit alone is not trained by that device and not counted in the mean: images
 pass through it (`skip = "pass"`) or around it (`"bypass"`, as in the public code). A device that
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise import buffering, rng
-from sizewise.blockwise import Blocks, Blockwise, Frozen
+from sizewise.blockwise import Blocks, Blockwise, Frozen, strides
 from sizewise.depthwise import PEERS, Depthwise
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device, ratio_of
@@ -83,8 +83,7 @@ class FeDepth(Depthwise):
         shape, last = self.shapes[stop], self.shapes[-1]
         with rng.seeded(self.task.seed, "exit", stop):
             if self.options.heads == "skip":
-                stride = shape[1] // last[1]
-                return nn.Conv2d(shape[0], last[0], 1, stride, bias=False)
+                return nn.Conv2d(shape[0], last[0], 1, strides(shape, last), bias=False)
             if len(shape) != 3:  # Tokens keep their shape, so the model's own head fits.
                 model = self.task.build(draw=stop)
                 return nn.Sequential(*(model.get_submodule(path) for path in self.parts.head))
@@ -140,6 +139,9 @@ class FeDepth(Depthwise):
 
     def footprint(self, piece: Piece, stage: Stage) -> Footprint:
         """Return the bytes of a stage; a buffered one also has to fill its buffer."""
+        if piece.cut and not piece.cut["exits"]:
+            # All such pieces hold the same tensors, whatever their stages are.
+            piece = replace(piece, size=f"{piece.cut['peers']} peers")
         training = super().footprint(piece, stage)
         if not stage.cut.get("blocks", {}).get("buffered"):
             return training
@@ -188,6 +190,11 @@ class FeDepth(Depthwise):
             memory={name: own[name].detach().clone() for name in names},
         )
 
+    def kind(self, plan: Plan, shard: Shard) -> tuple[object, ...]:
+        """Return a key of devices with equal needs: what a device holds depends on its room."""
+        held = () if self.options.data == "fresh" else (len(shard), plan.budget)
+        return (*super().kind(plan, shard), *held)
+
     def data(
         self, plan: Plan, shard: Shard, generator: torch.Generator, meter: Meter | None
     ) -> Iterator[Samples]:
@@ -198,34 +205,35 @@ class FeDepth(Depthwise):
         module: Any = self.module(plan.piece)
         recipe = self.task.recipe
         with tempfile.TemporaryDirectory() as folder:
-            images = buffer = buffering.fixed(
+            buffer = buffering.fixed(
                 shard,
                 recipe.batch,
                 generator,
-                self._room(plan, plan.stages[0], ()),
+                self._room(plan, plan.stages, ()),
                 Path(folder),
                 drop_last=recipe.drop_last,
             )
             done: list[int] = []
             for stage in plan.stages:
                 blocks = Blocks.read(stage.cut["blocks"])
-                if not blocks.buffered:
-                    yield images
+                if not blocks.buffered:  # Nor was any before it: these are still the images.
+                    yield buffer
                     continue
                 module.eval()
+                module.zero_grad(set_to_none=True)  # What the stage before left is not needed.
                 for number in (-1, *blocks.frozen)[len(done) :]:
-                    room = self._room(plan, stage, buffer.held)
+                    room = self._room(plan, [stage], buffer.held)
                     part = partial(module.part, number=number)
                     buffer = buffer.through(module, part, room, meter)
                     done.append(number)
                 yield buffer
 
-    def _room(self, plan: Plan, stage: Stage, held: Sequence[Tensor]) -> float:
-        """Return the bytes that a stage leaves of a device's budget."""
+    def _room(self, plan: Plan, stages: Sequence[Stage], held: Sequence[Tensor]) -> float:
+        """Return the bytes that some stages leave of a device's budget, each of them."""
         if plan.budget is None:
             return float("inf")
-        used = sum(tensor.nbytes for tensor in held)
-        return plan.budget - used - self.footprint(plan.piece, stage).peak
+        used = sum(tensor.untyped_storage().nbytes() for tensor in held)
+        return plan.budget - used - max(self.footprint(plan.piece, s).peak for s in stages)
 
 
 def mutual(

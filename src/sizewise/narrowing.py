@@ -1,0 +1,69 @@
+"""Models that become narrower on the way: full width up to some layer, a fraction of it after.
+
+Along a residual stream, the block that becomes narrower adds its few channels to a shortcut that
+has more; the others are dropped, as in SLT. The model's code need not know: its sums are taken
+care of while its forward runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_SUMS = frozenset({torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__})
+
+
+def drop_channels(model: nn.Module) -> nn.Module:
+    """Let a model's sums drop the last channels of the wider of two terms; changes it in place."""
+    dropper = _Dropper()
+    model.register_forward_pre_hook(dropper.begin)
+    model.register_forward_hook(dropper.end, always_call=True)
+    return model
+
+
+class _Dropper:
+    """Watches the sums of a model while its forward runs."""
+
+    def __init__(self) -> None:
+        self._modes: list[_Sums] = []
+
+    def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._modes.append(_Sums().__enter__())
+
+    def end(self, module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+class _Sums(TorchFunctionMode):
+    """Cuts the wider of two terms to the other's shape."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+            args = (*_fitted(args[0], args[1]), *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _fitted(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    if left.ndim != right.ndim:
+        return left, right
+    sizes = enumerate(zip(left.shape, right.shape, strict=True))
+    differ = [dim for dim, (a, b) in sizes if a != b]
+    # Channels come second in feature maps and last in tokens. Tensors that differ in other places,
+    # such as biases and positions, are broadcast as ever; a head may be down to one channel.
+    channel = 1 if left.ndim > 3 else left.ndim - 1
+    if differ != [channel]:
+        return left, right
+    size = min(left.shape[channel], right.shape[channel])
+    return left.narrow(channel, 0, size), right.narrow(channel, 0, size)
