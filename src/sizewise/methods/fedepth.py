@@ -1,6 +1,6 @@
 """FeDepth: every device trains the full model, as many blocks at a time as its bytes hold.
 
-Zhang, Liu, Chen, Chen, Wang: "Memory-adaptive Depth-wise Heterogeneous Federated Learning"
+Zhang, Dai, Wang, Xing, Chen, Sun: "Memory-adaptive Depth-wise Heterogeneous Federated Learning"
 (https://arxiv.org/abs/2303.04887).
 
     device k:  cut the blocks 1..B, from the input on, into runs that fit its bytes

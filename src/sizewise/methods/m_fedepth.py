@@ -1,6 +1,6 @@
 """m-FeDepth: FeDepth whose runs of blocks have heads of their own.
 
-The second method of Zhang, Liu, Chen, Chen, Wang: "Memory-adaptive Depth-wise Heterogeneous
+The second method of Zhang, Dai, Wang, Xing, Chen, Sun: "Memory-adaptive Depth-wise Heterogeneous
 Federated Learning" (https://arxiv.org/abs/2303.04887). It is `fedepth` with `heads = "auxiliary"`:
 norm, ReLU, pooling and a linear layer at the width of the block that they follow. They live on the
 server, which averages each over the devices that trained it; the public code divides by all sampled

@@ -1,0 +1,119 @@
+"""Draw the convergence of a suite's runs: accuracy against rounds, bytes sent and FLOPs.
+
+    python papers/curves.py papers/fedepth/table2.toml [--scale mini] [--only ROW ...]
+
+Reads what `suite.py` left under `runs/papers/` and writes `NAME.SCALE.curves.svg` beside the suite.
+Lines are means over the seeds that are there, bands reach from the lowest seed to the highest. Rows
+that are all called "METHOD, SETTING" get one line of panels for each setting.
+"""
+
+import argparse
+import json
+import tomllib
+from itertools import accumulate
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from matplotlib import pyplot
+from numpy.typing import NDArray
+
+AXES = ("round", "MB sent, both ways", "TFLOP on devices")
+# Paul Tol's colour-blind safe colours, as in `sizewise.report.figures`.
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
+
+Curves = NDArray[np.float64]
+"""(seeds, evaluations, 4): accuracy in percent, then what `AXES` names."""
+
+
+def read(folder: Path) -> Curves:
+    """Return a run's evaluations, (evaluations, 4)."""
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    sent = accumulate(line["bytes_up"] + line["bytes_down"] for line in lines)
+    work = accumulate(line["flops"] for line in lines)
+    return np.array(
+        [
+            (100 * line["accuracy"], line["round"], total / 1e6, flops / 1e12)
+            for line, total, flops in zip(lines, sent, work, strict=True)
+            if "accuracy" in line
+        ]
+    )
+
+
+def collect(folder: Path, rows: list[str], seeds: list[int]) -> dict[str, Curves]:
+    """Return the curves of the rows that have runs, cut to the shortest of their seeds."""
+    found = {}
+    for row in rows:
+        name = row.replace(" ", "_").replace("/", "_")
+        paths = [folder / f"{name}-{seed}" for seed in seeds]
+        runs = [read(path) for path in paths if (path / "history.jsonl").exists()]
+        runs = [run for run in runs if len(run)]
+        if runs:
+            shortest = min(map(len, runs))
+            found[row] = np.stack([run[:shortest] for run in runs])
+    return found
+
+
+def draw(curves: dict[str, Curves], path: Path) -> None:
+    """Draw one line of panels for each setting, one panel for each of `AXES`."""
+    split = all(", " in row for row in curves)
+    names = {row: tuple(row.rsplit(", ", 1)) if split else (row, "") for row in curves}
+    settings = list(dict.fromkeys(setting for _, setting in names.values()))
+    methods = list(dict.fromkeys(method for method, _ in names.values()))
+    figure, panels = pyplot.subplots(
+        len(settings),
+        len(AXES),
+        figsize=(10, 0.8 + 2.6 * len(settings)),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
+    )
+    for row, runs in curves.items():
+        method, setting = names[row]
+        number = methods.index(method)
+        colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+        accuracy, costs = runs[..., 0], runs[..., 1:].mean(0)
+        for column, axes in enumerate(panels[settings.index(setting)]):
+            label = method if column == 0 else None
+            x = costs[:, column]
+            axes.plot(x, accuracy.mean(0), dash, color=colour, label=label)
+            axes.fill_between(x, accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0)
+    for setting, line in zip(settings, panels, strict=True):
+        line[0].set_ylabel(f"accuracy %{', ' if setting else ''}{setting}")
+        for axes, label in zip(line, AXES, strict=True):
+            axes.set_xlabel(label)
+            axes.spines[["top", "right"]].set_visible(False)
+    handles = {
+        label: handle
+        for axes in panels.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), ncols=4, loc="outside upper center")
+    pyplot.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Draw what has been run so far."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("suite", type=Path)
+    parser.add_argument("--scale", default="mini")
+    parser.add_argument("--only", nargs="*", help="rows to draw; default: all")
+    chosen = parser.parse_args()
+    suite = tomllib.loads(chosen.suite.read_text(encoding="utf-8"))
+    name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
+    rows = [row for row in suite["row"] if not chosen.only or row in chosen.only]
+    folder = Path("runs/papers", name)
+    curves = collect(folder, rows, suite["scale"][chosen.scale]["seeds"])
+    if not curves:
+        raise SystemExit(f"{folder} has no runs; start them with papers/suite.py {chosen.suite}")
+    path = chosen.suite.with_suffix(f".{chosen.scale}.curves.svg")
+    draw(curves, path)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
