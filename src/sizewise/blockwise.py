@@ -158,11 +158,14 @@ def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:
     pixels that are expected, zeros follow.
 
     Args:
-        x: Hidden tensor (B, c, h, w), or any of the right shape.
-        shape: Shape of one sample that is expected, (C, H, W).
+        x: Hidden tensor (B, c, h, w) or (B, c), or any of the right shape.
+        shape: Shape of one sample that is expected, (C, H, W) or (C,).
     """
     if x.shape[1:] == torch.Size(shape):
         return x
+    if len(shape) == 1:
+        missing = shape[0] - x.shape[1]
+        return F.pad(x, (missing // 2, missing - missing // 2)) if missing > 0 else x[:, : shape[0]]
     channels, height, width = shape
     down, across = strides(x.shape[1:], shape)
     x = x[:, :channels, ::down, ::across]

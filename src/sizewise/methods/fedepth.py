@@ -82,6 +82,9 @@ class FeDepth(Depthwise):
         """Return a new way out after so many blocks: an auxiliary head, or a 1x1 convolution."""
         shape, last = self.shapes[stop], self.shapes[-1]
         with rng.seeded(self.task.seed, "exit", stop):
+            if len(shape) == 1:  # Features of a perceptron, not of an image.
+                to_head = self.options.heads == "skip"
+                return nn.Linear(shape[0], last[0] if to_head else self.task.classes, not to_head)
             if self.options.heads == "skip":
                 return nn.Conv2d(shape[0], last[0], 1, strides(shape, last), bias=False)
             if len(shape) != 3:  # Tokens keep their shape, so the model's own head fits.

@@ -1,0 +1,150 @@
+"""The conformance tests of METHODS, section 13, for FeDepth.
+
+Those that need no method are with what they test:
+
+    12  decompositions           test_accounting.py, test_decompositions_of_fedepth;
+        the toy example          test_packing.py, test_toy_example_of_fedepth;
+        those of a method        test_depthwise.py, test_decompositions_of_the_paper
+    24  the formula for M models test_fedepth.py, test_mutual_loss_by_hand
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from depth_cases import make_site, make_task, plan_for, start, train, whole_peak
+from sizewise.blockwise import Blocks, skip_link
+from sizewise.fleet import Device
+from sizewise.method import Method
+from sizewise.methods.fedavg import FedAvg
+from sizewise.methods.fedepth import FeDepth
+from sizewise.methods.m_fedepth import MFeDepth
+from sizewise.plan import Plan
+from sizewise.state import State
+
+
+def rounds(method: Method, budget: int | None) -> State:
+    site, state = make_site(method), method.setup()
+    for number in range(2):
+        plans = [method.plan(state, Device(device, "any", budget), number) for device in range(3)]
+        state = method.merge(state, [train(site, state, plan) for plan in plans])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [(FeDepth, "fresh"), (FeDepth, "buffered"), (MFeDepth, "fresh")]
+)
+def test_07_one_run_of_all_blocks_is_fedavg_bit_for_bit(kind: type[FeDepth], data: str) -> None:
+    task = make_task(epochs=2, norm="tracked", clip=1.0, augment="crop-flip")
+    expected = rounds(FedAvg(task), None).tensors
+    fedepth = kind(task, kind.Options(data=data, models=1))
+    budgets = (None, whole_peak(fedepth)) if data == "fresh" else (None,)
+    for budget in budgets:
+        found = rounds(fedepth, budget).tensors
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_07_taken_apart_into_one_run_it_is_fedavg_bit_for_bit() -> None:
+    task = make_task(epochs=2)
+    fedepth = FeDepth(task)
+    plan = plan_for(fedepth, [(0, 4)], device=2)
+    found = train(make_site(fedepth), fedepth.setup(), plan).tensors
+    average = FedAvg(task)
+    state = average.setup()
+    expected = train(make_site(average), state, average.plan(state, Device(2, "any"), 0)).tensors
+    assert found.keys() == {f"model.{name}" for name in expected}
+    assert all(torch.equal(found[f"model.{name}"], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"link": "conv"}, {"heads": "auxiliary"}], ids=str)
+def test_11_frozen_tensors_are_bit_identical(options: dict[str, Any]) -> None:
+    # Momentum and weight decay are on. After its stage, no block moves any more.
+    task = make_task(epochs=2, momentum=0.9, weight_decay=0.1, norm="tracked")
+    fedepth = FeDepth(task, FeDepth.Options(**options))
+    plan = plan_for(fedepth, [(0, 1), (1, 2), (2, 4)])
+    state, site = start(fedepth, plan), make_site(fedepth)
+    earlier = [train(site, state, replace(plan, stages=plan.stages[: n + 1])) for n in range(3)]
+    for after, update in enumerate(earlier):
+        for name, tensor in update.tensors.items():
+            frozen = name.startswith(("model.stem", "model.blocks", "exits"))
+            for later in earlier[after + 1 :]:
+                if frozen:
+                    assert torch.equal(later.tensors[name], tensor), name
+        learned = f"model.blocks.{after}.conv1.weight"
+        assert not torch.equal(
+            update.tensors[learned], state.tensors[learned.removeprefix("model.")]
+        )
+
+
+@pytest.mark.parametrize(("channels", "side", "zeros"), [(16, 32, 24), (32, 16, 16), (64, 8, 0)])
+def test_13_the_link_leads_to_64_channels_of_8_by_8(channels: int, side: int, zeros: int) -> None:
+    x = torch.rand(2, channels, side, side) + 0.1
+    y = skip_link(x, (64, 8, 8))
+    assert y.shape == (2, 64, 8, 8)
+    inside = y[:, zeros : 64 - zeros]
+    assert torch.equal(inside, x[:, :, :: side // 8, :: side // 8])
+    assert int((y != 0).sum()) == inside.numel() == 2 * channels * 64
+
+
+def test_13_the_link_of_preresnet20_is_that_one() -> None:
+    fedepth = FeDepth(make_task("preresnet20", image=(3, 32, 32)))
+    assert tuple(fedepth.shapes[-1]) == (64, 8, 8)
+    kinds = [tuple(shape) for shape in dict.fromkeys(fedepth.shapes)]
+    assert kinds == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_14_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> None:
+    fedepth = FeDepth(make_task(weight_decay=0.1, norm="tracked"))
+    plan = plan_for(fedepth, [(0, 1), (1, 2), (2, 3)][:stages])
+    state = start(fedepth, plan)
+    update = train(make_site(fedepth), state, plan)
+    own = fedepth.module(plan.piece).state_dict()
+    for number in range(4):
+        for name, tensor in state.tensors.items():
+            if name.startswith(f"blocks.{number}."):
+                if number >= stages:
+                    assert torch.equal(own[f"model.{name}"], tensor), name
+                assert (f"model.{name}" in update.tensors) == (number < stages)
+
+
+def test_24_only_the_first_model_is_sent() -> None:
+    fedepth = FeDepth(make_task(), FeDepth.Options(models=3))
+    schedule = fedepth._regular(2)
+    plan = Plan(0, 0, "rich", schedule.piece, (replace(schedule.stages[0], lr=0.05),))
+    state = fedepth.setup()
+    assert fedepth.view(plan.piece).keys() == {f"model.{name}" for name in state.tensors}
+    update = train(make_site(fedepth), state, plan)
+    assert update.tensors.keys() == fedepth.view(plan.piece).keys()
+    assert update.memory.keys() == {
+        f"peers.{number}.{name}" for number in (0, 1) for name in state.tensors
+    }
+    assert fedepth.merge(state, [update]).tensors.keys() == state.tensors.keys()
+
+
+def test_24_a_model_learns_from_the_other_not_the_other_way_round() -> None:
+    # Where the other is sure and it is not, KL(other || self) pulls hard, KL(self || other) not.
+    fedepth = FeDepth(make_task())
+    schedule = fedepth._regular(1)
+    (stage,) = schedule.stages
+    whole: Any = fedepth.copy(schedule.piece).module
+    logits = {"model": torch.tensor([[0.0, 0.0, 0.0]]), "peer": torch.tensor([[4.0, 0.0, -4.0]])}
+    own, other = (value.requires_grad_() for value in logits.values())
+    blocks = Blocks.read(stage.cut["blocks"])
+
+    class Given:
+        peers = whole.peers
+
+        def __call__(self, inputs: object, blocks: Blocks, model: object = None) -> torch.Tensor:
+            return own if model is None else other
+
+    loss: Any = fedepth.objective(stage, None)
+    assert blocks.learn == (0, 1, 2, 3)
+    loss(Given(), torch.empty(1), torch.tensor([0])).backward()
+    p, q = other.detach().softmax(1), own.detach().softmax(1)
+    target = torch.tensor([[1.0, 0.0, 0.0]])
+    torch.testing.assert_close(own.grad, (q - target) + (q - p))
+    torch.testing.assert_close(other.grad, (p - target) + (p - q))
