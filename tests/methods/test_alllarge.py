@@ -1,0 +1,37 @@
+from collections.abc import Callable
+
+import torch
+
+from conftest import devices_of
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Partition
+from sizewise.engines.site import Site
+from sizewise.fleet import Device
+from sizewise.methods.alllarge import AllLarge
+from sizewise.methods.fedavg import FedAvg
+from sizewise.plan import Piece, Update
+from sizewise.state import State
+from sizewise.task import Task
+
+Tasks = Callable[..., Task]
+
+
+def test_everybody_trains_the_full_model_whatever_it_costs(
+    make_task: Tasks, dataset: Dataset, partition: Partition
+) -> None:
+    task = make_task("cnn", shares=(0.5, 1))
+    method = AllLarge(task)
+    state = method.setup()
+    plan = method.plan(state, devices_of(task)[0], 0)
+    assert (plan.piece, plan.budget, plan.predicted) == (Piece(), None, task.budgets[1])
+    update = Site(method, dataset, partition).train(state, plan)
+    assert isinstance(update, Update)
+    assert update.peak_bytes is not None, "it is still metered"
+    assert method.ignores_budgets
+    assert method.plan(state, Device(0, "tiny", 1), 0).predicted == plan.predicted
+
+
+def test_budgets_make_no_difference(make_task: Tasks, federate: Callable[..., State]) -> None:
+    expected = federate(FedAvg(make_task("cnn"))).tensors
+    found = federate(AllLarge(make_task("cnn", shares=(0.25, 0.5, 1)))).tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

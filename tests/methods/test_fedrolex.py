@@ -1,0 +1,99 @@
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+
+from conftest import devices_of, do_round
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Partition
+from sizewise.engines.site import Site
+from sizewise.fleet import Device
+from sizewise.methods.fedrolex import FedRolex
+from sizewise.plan import Piece
+from sizewise.task import Task
+from sizewise.view import cut, grid
+
+Tasks = Callable[..., Task]
+
+
+def channels(method: FedRolex, round_index: int, name: str) -> list[int]:
+    """Return the rows of a tensor that a device without limits trains in a round."""
+    plan = method.plan(method.setup(), Device(0, "any"), round_index)
+    index = method.view(plan.piece)[name].index
+    assert index is not None
+    size = method.channels.tensors[name][0].size
+    return torch.arange(size)[index[0]].tolist()  # type: ignore[no-any-return]
+
+
+def test_window_rolls_by_one_each_round(make_task: Tasks) -> None:
+    method = FedRolex(make_task(args={"hidden": [4, 8]}), FedRolex.Options(widths=(0.5,)))
+    small = [channels(method, r, "stem.linear.weight") for r in range(5)]
+    assert small == [[0, 1], [1, 2], [2, 3], [0, 3], [0, 1]]
+    assert channels(method, 5, "blocks.0.linear.weight") == [0, 5, 6, 7]
+
+
+def test_layers_along_a_residual_stream_share_their_window(make_task: Tasks) -> None:
+    options = FedRolex.Options(widths=(0.25,), stride="group")
+    method = FedRolex(make_task("preresnet8"), options)
+    view = method.view(method.plan(method.setup(), Device(0, "any"), 7).piece)
+    stem, first, second = (
+        view[f"{name}.weight"].index for name in ("stem.conv", "blocks.0.conv1", "blocks.0.conv2")
+    )
+    assert str(stem[0]) == str(first[1]) == str(second[0])  # type: ignore[index]
+
+
+def test_pieces_of_a_width_share_their_size_whatever_the_round(make_task: Tasks) -> None:
+    method = FedRolex(make_task(), FedRolex.Options(widths=(0.5, 1)))
+    state = method.setup()
+    pieces = [method.choose(0.5, Device(0, "any"), r) for r in (0, 3)]
+    assert {piece.size for piece in pieces} == {"width 0.5"}
+    assert [piece.cut["round"] for piece in pieces] == [0, 3]
+    assert method.plan(state, Device(0, "any"), 3).piece == Piece(), "all is in every window"
+
+
+@pytest.mark.parametrize(("stride", "complete"), [("common", False), ("group", True)])
+def test_strides_of_their_own_cover_everything(
+    stride: Literal["common", "group"], complete: bool, make_task: Tasks
+) -> None:
+    options = FedRolex.Options(widths=(0.25,), stride=stride)
+    method = FedRolex(make_task(args={"hidden": [8, 8]}), options)
+    state = method.setup()
+    seen = {name: torch.zeros(t.shape, dtype=torch.bool) for name, t in state.tensors.items()}
+    for round_index in range(64):
+        plan = method.plan(state, Device(0, "any"), round_index)
+        for slot in method.view(plan.piece).values():
+            place = ... if slot.index is None else grid(slot.index, seen[slot.name].shape)
+            seen[slot.name][place] = True
+    assert all(mask.all() for mask in seen.values()) == complete
+    assert seen["stem.linear.weight"].all(), "one dimension alone is always covered"
+
+
+def test_a_model_larger_than_every_device_is_trained_and_deployed_whole(
+    make_task: Tasks, dataset: Dataset, partition: Partition
+) -> None:
+    task = make_task("cnn", {"layers": [4, 4]}, shares=(0.25, 0.5), momentum=0.0)
+    method = FedRolex(task)
+    site, state = Site(method, dataset, partition), method.setup()
+    start = state.tensors
+    assert [method.plan(state, d, 0).piece.size for d in devices_of(task)[:2]] == [
+        "width 0.25",
+        "width 0.5",
+    ]
+    for round_index in range(4):
+        state, _ = do_round(site, state, round_index)
+    assert list(method.deploy(state)) == ["full"]
+    module = method.deploy(state)["full"]()
+    assert module.get_parameter("stem.conv.weight").shape == (4, 1, 3, 3)
+    # After as many rounds as there are channels, every one of them was trained.
+    moved = state.tensors["stem.conv.weight"] != start["stem.conv.weight"]
+    assert moved.flatten(1).any(1).all()
+
+
+def test_a_window_is_cut_as_it_is_named(make_task: Tasks) -> None:
+    method = FedRolex(make_task(args={"hidden": [4, 4]}), FedRolex.Options(widths=(0.5,)))
+    state = method.setup()
+    piece = method.plan(state, Device(0, "any"), 3).piece
+    weight = state.tensors["blocks.0.linear.weight"]
+    found = cut(state.tensors, method.view(piece))["blocks.0.linear.weight"]
+    assert torch.equal(found, weight[[0, 3]][:, [0, 3]])

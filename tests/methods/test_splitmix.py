@@ -1,0 +1,257 @@
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import devices_of, do_round
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Partition
+from sizewise.engines.site import Site
+from sizewise.errors import BudgetTooSmall, ConfigError
+from sizewise.fleet import Device
+from sizewise.methods.splitmix import Ensemble, SplitMix, draw_as_if_wide
+from sizewise.plan import Update
+from sizewise.session import bytes_of_ratio
+from sizewise.step import backpropagate
+from sizewise.task import Task
+
+Tasks = Callable[..., Task]
+
+
+def make(task: Task, **options: Any) -> SplitMix:
+    return SplitMix(task, SplitMix.Options(**options))
+
+
+def peak(method: SplitMix, bases: int) -> int:
+    return method.footprint(method.bases(range(bases)), method.stages(0)[0]).peak
+
+
+# ---- the deck
+
+
+def test_every_turn_takes_the_next_card_and_others_at_random(make_task: Tasks) -> None:
+    method = make(make_task(args={"hidden": [8]}), atom=0.25)
+    state = method.setup()
+    device = Device(0, "some", peak(method, 2))
+    cards, others = Counter[int](), Counter[int]()
+    for turn in range(400):
+        chosen = method.plan(state, replace(device, turn=turn), turn).piece.cut["bases"]
+        assert len(chosen) == len(set(chosen)) == 2
+        assert chosen == sorted(chosen)
+        others.update(chosen)
+        alone = replace(device, turn=turn, memory=peak(method, 1))
+        (card,) = method.plan(state, alone, turn).piece.cut["bases"]
+        assert card in chosen, "the next card is always included"
+        cards[card] += 1
+        if turn % 4 == 3:
+            assert len(set(cards.values())) == 1, "the deck is used up before it is shuffled again"
+    assert cards == dict.fromkeys(range(4), 100)
+    assert all(150 < count < 250 for count in others.values())
+
+
+def test_decks_are_shuffled_anew_and_depend_on_the_seed_alone(make_task: Tasks) -> None:
+    def cards(seed: int) -> list[int]:
+        method = make(make_task(args={"hidden": [8]}, seed=seed), atom=0.125)
+        device = Device(0, "weak", peak(method, 1))
+        state = method.setup()
+        turns = (replace(device, turn=turn) for turn in range(32))
+        return [method.plan(state, d, 0).piece.cut["bases"][0] for d in turns]
+
+    first = cards(0)
+    decks = [tuple(first[start : start + 8]) for start in range(0, 32, 8)]
+    assert len(set(decks)) == 4
+    assert all(sorted(deck) == list(range(8)) for deck in decks)
+    assert first == cards(0)
+    assert first != cards(1)
+
+
+@pytest.mark.parametrize(("atom", "deck"), [(0.165, 6), (1 / 49, 49), (0.1, 10), (0.4, 2), (1, 1)])
+def test_number_of_bases(atom: float, deck: int, make_task: Tasks) -> None:
+    assert make(make_task(args={"hidden": [50]}), atom=atom).deck == deck
+
+
+# ---- quotas
+
+
+def test_quota_by_bytes_is_all_that_fits(make_task: Tasks) -> None:
+    method = make(make_task("cnn", {"layers": [8, 8]}), atom=0.125)
+    state = method.setup()
+    for bases in range(1, 9):
+        needed = peak(method, bases)
+        plan = method.plan(state, Device(0, "some", needed), 0)
+        assert len(plan.piece.cut["bases"]) == bases
+        assert plan.predicted == plan.budget == needed
+        if bases > 1:
+            less = method.plan(state, Device(0, "some", needed - 1), 0)
+            assert len(less.piece.cut["bases"]) == bases - 1
+    with pytest.raises(BudgetTooSmall, match=f"needs {peak(method, 1):,} bytes"):
+        method.plan(state, Device(0, "weak", peak(method, 1) - 1), 0)
+    assert method.quota(Device(0, "any")) == 8
+
+
+@pytest.mark.parametrize(
+    ("ratio", "quota"), [(1 / 6, 1), (1 / 3, 2), (0.5, 3), (1, 6), (2, 6), (0.01, 1)]
+)
+def test_quota_by_ratio_is_that_of_the_paper(ratio: float, quota: int, make_task: Tasks) -> None:
+    method = make(make_task(args={"hidden": [12]}), atom=0.165, assign="ratio")
+    device = Device(0, "some", 1, ratio=ratio)
+    assert method.quota(device) == quota
+    plan = method.plan(method.setup(), device, 0)
+    assert plan.budget is None
+    assert method.ignores_budgets
+
+
+def test_quota_by_ratio_needs_ratios(make_task: Tasks) -> None:
+    method = make(make_task(), atom=0.5, assign="ratio")
+    with pytest.raises(ConfigError, match=r"needs a fleet that is given by ratios; use"):
+        method.plan(method.setup(), Device(0, "some", 10**6), 0)
+
+
+def test_atom_is_the_largest_that_the_smallest_budget_holds(make_task: Tasks) -> None:
+    task = make_task(args={"hidden": [16, 16]}, shares=(0.25, 1))
+    method = make(task)
+    assert method.atom == 0.25
+    assert method.deck == 4
+    assert method.setup().extras["atom"] == 0.25
+    assert make(make_task()).atom == 1, "without limits there is one base, the model"
+    assert make(replace(task, budgets=(10,))).atom == 1 / 16
+
+
+def test_atom_is_never_so_small_that_a_layer_vanishes(make_task: Tasks) -> None:
+    method = make(replace(make_task(args={"hidden": [6, 5]}), budgets=(10,)))
+    assert method.atom == 0.2
+
+
+# ---- bases
+
+
+def test_bases_have_their_own_start_and_width(make_task: Tasks) -> None:
+    method = make(make_task("cnn", {"layers": [8, 12]}), atom=0.25)
+    tensors = method.setup().tensors
+    assert tensors["bases.3.blocks.0.conv.weight"].shape == (3, 2, 3, 3)
+    weights = [tensors[f"bases.{base}.stem.conv.weight"] for base in range(4)]
+    assert len({tuple(weight.flatten().tolist()) for weight in weights}) == 4
+    again = make(make_task("cnn", {"layers": [8, 12]}), atom=0.25).setup().tensors
+    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+
+
+def test_weights_are_drawn_as_if_layers_were_wide(make_task: Tasks) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 40, 3), nn.Conv2d(40, 30, 3), nn.Linear(30, 10))
+    before = [layer.weight.clone() for layer in network]
+    biases = [layer.bias.clone() for layer in network]
+    draw_as_if_wide(network, 0.25)
+    assert torch.equal(network[0].weight, before[0]), "the input has its own width"
+    for layer, fan_in in ((network[1], 40 * 9), (network[2], 30)):
+        bound = (0.25 / fan_in) ** 0.5  # kaiming_uniform's 1 / sqrt(fan in at full width)
+        largest = float(layer.weight.detach().abs().max())
+        assert 0.95 * bound < largest <= bound
+    assert all(torch.equal(x.bias, bias) for x, bias in zip(network, biases, strict=True))
+    scaled = make(make_task(args={"hidden": [80, 80]}), atom=0.25).setup().tensors
+    plain = (
+        make(make_task(args={"hidden": [80, 80]}), atom=0.25, rescale_init=False).setup().tensors
+    )
+    name = "bases.1.blocks.0.linear.weight"
+    assert float(scaled[name].abs().max()) <= (0.25 / 20) ** 0.5 < float(plain[name].abs().max())
+    first = "bases.1.stem.linear.weight"
+    assert torch.equal(scaled[first], plain[first])
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+def test_convolutions_are_divided_by_the_atom_in_training(rescale: bool, make_task: Tasks) -> None:
+    method = make(make_task("cnn", {"layers": [8]}), atom=0.25, rescale_layer=rescale)
+    base = method.build(method.bases([0])).get_submodule("bases.0")
+    conv = base.get_submodule("stem.conv")
+    images = torch.randn(2, 1, 4, 4)
+    plain = F.conv2d(images, conv.weight, padding=1)  # type: ignore[arg-type]
+    torch.testing.assert_close(conv(images), plain * 4 if rescale else plain)
+    base.eval()
+    assert torch.equal(conv(images), plain)
+
+
+def test_a_piece_holds_the_bases_it_names(make_task: Tasks) -> None:
+    method = make(make_task("cnn", {"layers": [8]}), atom=0.25)
+    state = method.setup()
+    module = method.filled(method.bases([1, 3]), state)
+    assert isinstance(module, Ensemble)
+    for position, base in enumerate((1, 3)):
+        found = module.bases[position].state_dict()
+        assert all(torch.equal(t, state.tensors[f"bases.{base}.{n}"]) for n, t in found.items())
+
+
+# ---- training
+
+
+def test_bases_train_as_if_each_were_alone(
+    make_task: Tasks, dataset: Dataset, partition: Partition
+) -> None:
+    method = make(make_task("cnn", {"layers": [8]}), atom=0.25)
+    site, state = Site(method, dataset, partition), method.setup()
+    plan = method.plan(state, Device(1, "any"), 0)
+    together = site.train(state, plan)
+    assert isinstance(together, Update)
+    losses = []
+    for base in range(4):
+        alone = site.train(state, replace(plan, piece=method.bases([base])))
+        assert isinstance(alone, Update)
+        losses.append(alone.loss)
+        for name, tensor in alone.tensors.items():
+            expected = name.replace("bases.0.", f"bases.{base}.")
+            assert torch.equal(together.tensors[expected], tensor)
+    assert together.loss == pytest.approx(sum(losses) / 4), "the loss is that of one base"
+
+
+def test_merge_is_the_mean_of_those_who_trained_a_base(
+    make_task: Tasks, dataset: Dataset, partition: Partition
+) -> None:
+    task = make_task(args={"hidden": [8]}, shares=(0.25, 0.5, 0.75))
+    method = make(task, atom=0.25, assign="ratio")
+    state = method.setup()
+    merged, updates = do_round(Site(method, dataset, partition), state, 0)
+    assert [len(update.plan.piece.cut["bases"]) for update in updates] == [1, 2, 3]
+    for base in range(4):
+        name = f"bases.{base}.head.weight"
+        sent = [
+            (update.samples, update.tensors[f"bases.{chosen.index(base)}.head.weight"])
+            for update in updates
+            if base in (chosen := update.plan.piece.cut["bases"])
+        ]
+        if sent:
+            mean = sum(n * tensor for n, tensor in sent) / sum(n for n, _ in sent)
+            torch.testing.assert_close(merged.tensors[name], mean)
+        else:
+            assert torch.equal(merged.tensors[name], state.tensors[name])
+
+
+def test_masking_ignores_classes_that_are_not_in_the_batch(make_task: Tasks) -> None:
+    method = make(make_task(args={"hidden": [8]}), atom=0.5, mask_labels=True)
+    module = method.filled(method.main, method.setup())
+    loss = method.objective(method.stages(0)[0], None)
+    backpropagate(loss(module, torch.randn(3, 1, 4, 4), torch.tensor([0, 2, 0])))
+    for base in range(2):
+        gradient = module.get_parameter(f"bases.{base}.head.bias").grad
+        assert gradient is not None
+        assert (gradient != 0).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("atom", "counts"), [(1, [1]), (0.5, [1, 2]), (0.165, [1, 2, 4, 6]), (0.125, [1, 2, 4, 8])]
+)
+def test_ensembles_of_doubling_size_are_deployed(
+    atom: float, counts: list[int], make_task: Tasks
+) -> None:
+    method = make(make_task(args={"hidden": [8]}), atom=atom)
+    pieces = method.pieces(method.setup())
+    assert [len(piece.cut["bases"]) for piece in pieces] == counts
+    assert pieces[-1] == method.main
+
+
+def test_budgets_of_the_fleet_are_those_of_narrow_models(make_task: Tasks) -> None:
+    task = make_task("cnn", {"layers": [8, 16]}, shares=(0.5, 1))
+    method = make(task, atom=0.5)
+    assert bytes_of_ratio(task, 0.5) == task.budgets[0]
+    assert [method.quota(device) for device in devices_of(task)] == [1, 2, 2]
