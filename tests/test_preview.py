@@ -78,6 +78,18 @@ def test_devices_that_come_later_have_rows_too() -> None:
         ("1", 1),
         ("3MB", 2),
     ]
-    # A scenario's share is the cost of a network of that width, so it trains that network exactly.
-    assert rows[2]["budget"] == rows[2]["predicted"]
+    # Shares are of what the paper counts, so they are proportional and more than what is needed.
+    assert rows[2]["budget"] == pytest.approx(rows[3]["budget"] / 2, abs=1)
+    assert rows[2]["budget"] > rows[2]["predicted"]
     assert [row["refused"] is None for row in rows] == [False, False, True, True, True]
+
+
+def test_a_ratio_is_the_cost_of_a_network_of_that_width() -> None:
+    fleet = {"devices": 2, "per_round": 2, "ratios": [0.25, 0.5]}
+    method = {"name": "fedavg", "width": 0.5}
+    config = {**CONFIG, "model": {"name": "cnn"}, "fleet": fleet, "method": method}
+    narrow, half = preview.rows(configs.from_dict(config))
+    assert (narrow["group"], half["group"]) == ("0.25 model", "0.5 model")
+    assert half["budget"] == half["predicted"]
+    assert narrow["refused"]
+    assert narrow["predicted"] == half["predicted"]

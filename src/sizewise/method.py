@@ -256,8 +256,10 @@ class Method:
     def parameters(self, state: State) -> list[str]:
         """Return the names of the server tensors that are parameters, not statistics."""
         view = self.view(self.main)
-        names = {view[name].name for name, _ in self.module(self.main).named_parameters()}
-        return [name for name in state.tensors if name in names]
+        main = [view[name].name for name, _ in self.module(self.main).named_parameters()]
+        # What is kept apart for each size is the same parameter in all of them.
+        names = {name.partition("@")[0] for name in main}
+        return [name for name in state.tensors if name.partition("@")[0] in names]
 
     # ---- what people run
 

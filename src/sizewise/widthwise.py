@@ -66,7 +66,13 @@ class Widthwise(Method):
         chosen = set(self.options.widths)
         if self.options.assign == "ratio":
             chosen = {min(ratio, 1.0) for ratio in self.task.ratios}
-        return tuple(sorted(chosen or {step / STEPS for step in range(1, STEPS + 1)}))
+        return tuple(sorted(chosen)) or self._every_width()
+
+    def _every_width(self) -> tuple[float, ...]:
+        """Return all multiples of 1/16 that leave every group some channels."""
+        smallest = min((group.size for group in self.channels.groups), default=1)
+        least = 1 / smallest if self.options.rounding == "floor" else 0.0
+        return tuple(s / STEPS for s in range(1, STEPS + 1) if s / STEPS >= least - 1e-9)
 
     def width(self, device: Device, round_index: int) -> float:
         """Return the width that a device trains in a round."""

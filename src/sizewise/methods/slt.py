@@ -35,7 +35,7 @@ from torch import nn
 
 from sizewise import accounting, cutting, indices, memory, norms, training
 from sizewise.channels import Channels, trace
-from sizewise.errors import BudgetTooSmall, ConfigError
+from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.fleet import Device, ratio_of
 from sizewise.method import Method
 from sizewise.plan import Piece, Plan, Update
@@ -81,7 +81,13 @@ class SLT(Method):
     def channels(self) -> Channels:
         """The layers: groups of channels, of which a residual stream has one for each block."""
         images = torch.empty((2, *self.task.image), device="meta")
-        return trace(self.task.build(), images, loose=True)
+        found = trace(self.task.build(), images, loose=True)
+        if not found.groups:
+            raise ModelError(
+                f"{self.task.model.name!r} has no layer that could be narrower; "
+                f"slt needs a deeper model, or use fedavg"
+            )
+        return found
 
     @cached_property
     def table(self) -> list[float]:
