@@ -48,7 +48,7 @@ def test_batches_keep_their_composition_and_change_their_order(room: float, tmp_
     assert len({tuple(found) for found in passes}) > 3
     assert len(buffer) == 14
     assert buffer.in_memory == (room > 0) == bool(buffer.held)
-    assert len(list(tmp_path.iterdir())) == (0 if room > 0 else 1)
+    assert not list(tmp_path.iterdir())  # A file has no name any more once it is mapped.
 
 
 def test_images_are_augmented_once(tmp_path: Path) -> None:
@@ -92,8 +92,7 @@ def test_a_tensor_is_in_memory_if_it_just_fits(spare: int, in_memory: bool, tmp_
     assert found == in_memory
     tensor.copy_(torch.arange(15.0).view(3, 5))
     assert torch.equal(tensor, torch.arange(15.0).view(3, 5))
-    files = list(tmp_path.iterdir())
-    assert [file.stat().st_size for file in files] == ([] if in_memory else [60])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("room", [EVERYTHING, 0.0], ids=["memory", "file"])
@@ -130,7 +129,7 @@ def test_files_go_where_they_are_told(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
         buffer = fixed(shard_of(8), 4, generator(), 0, Path(folder))
         passed = buffer.through(nn.Identity(), lambda x: x + 1, 0)
-        assert len(list(Path(folder).iterdir())) == 2
+        assert not list(Path(folder).iterdir())  # Their names are gone as soon as they are mapped.
     assert not list(tmp_path.iterdir())
     # A file that is gone by its name is still there for who has it open.
     assert passed.inputs.mean() == buffer.inputs.mean() + 1

@@ -19,7 +19,7 @@ from sizewise import memory, models
 from sizewise.anatomy import Staged
 from sizewise.errors import ModelError
 from sizewise.memory import Meter, predict
-from sizewise.step import training_step
+from sizewise.step import rest, training_step
 
 OPTIMIZERS = {
     "sgd": partial(SGD, lr=0.01),
@@ -41,6 +41,7 @@ def metered(module, inputs, targets, *, optimizer=SGD, trainable=None, step=trai
     for name, parameter in module.named_parameters():
         chosen = trainable is None or name.startswith(tuple(f"{t}." for t in trainable))
         parameter.requires_grad_(chosen)
+    rest(module)  # As training does: frozen parts are in evaluation mode.
     working = optimizer([p for p in module.parameters() if p.requires_grad])
     with Meter() as meter:
         meter.track(module, inputs, targets)

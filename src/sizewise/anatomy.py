@@ -110,14 +110,19 @@ class Anatomy:
             ModelError: The parts cannot be run, or give another result than the model.
         """
         model = copy.deepcopy(model).eval()
+        trouble = "give another result than the model"
         with torch.no_grad():
-            hidden = self.run_blocks(model, self.run_stem(model, x))
-            if not torch.equal(self.run_head(model, hidden), model(x)):
-                raise ModelError(
-                    f"stem, blocks and head of {type(model).__name__}, run one after another, "
-                    "give another result than the model; move what its forward does between "
-                    "them into modules"
-                )
+            expected = model(x)
+            try:
+                hidden = self.run_blocks(model, self.run_stem(model, x))
+                same = torch.equal(self.run_head(model, hidden), expected)
+            except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+                same, trouble = False, f"cannot be run ({str(error).partition(chr(10))[0]})"
+        if not same:
+            raise ModelError(
+                f"stem, blocks and head of {type(model).__name__}, one after another, {trouble}; "
+                "move what its forward does between them into modules"
+            )
 
 
 def anatomy(

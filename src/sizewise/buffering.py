@@ -7,6 +7,7 @@ whole batch; only their order is shuffled from epoch to epoch.
 """
 
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -133,6 +134,7 @@ def allocate(
     count = math.prod(shape)
     if count * kind.itemsize <= room:
         return torch.empty(shape, dtype=kind), True
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        name = file.name
-    return torch.from_file(name, shared=True, size=count, dtype=kind).view(shape), False
+    # The mapping outlives the file's name, so nothing is left behind, however this process ends.
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, count * kind.itemsize)
+        return torch.from_file(file.name, shared=True, size=count, dtype=kind).view(shape), False

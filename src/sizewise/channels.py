@@ -18,7 +18,7 @@ inside every head, the same entries in all, so the number of heads stays.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,11 +188,15 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
             labels.fix(factor)
     _leave_out(labels, double, tracer.used)
     labels.resolve()
+    if loose:
+        # Layers follow each other as they run, whatever the order of their definition.
+        order = {key: number for number, key in enumerate(tracer.used)}
+        named = dict(sorted(named.items(), key=lambda item: order.get(id(item[1]), len(order))))
     found = _collect(labels, named, tuple(model.state_dict()), inputs, tracer.steps)
     return replace(found, loose=loose)
 
 
-def _leave_out(labels: Labels, model: nn.Module, used: set[int]) -> None:
+def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
     """Fix the tensors of recurrent layers, which store sizes everywhere, and unused tensors."""
     tensor: Tensor
     for path, module in model.named_modules():
@@ -218,7 +222,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels = labels
         self.loose = loose
-        self.used: set[int] = set()
+        self.used: dict[int, None] = {}  # In the order of the first use.
         # By the tensors themselves: the id of one that is gone may be given to another.
         self._read: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.steps: list[tuple[Step, list[Array]]] = []
@@ -249,7 +253,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         name, module = operation(func), (self._path or [""])[-1]
         read = _tensors((args, kwargs))
-        self.used.update(id(tensor) for tensor in read)
+        self.used.update(dict.fromkeys(id(tensor) for tensor in read))
         if any(self.labels.of(tensor) for tensor in read) and name not in FACTORIES:
             self.labels.where = f"{name} in {module or 'the model'}"
             if name == "add" and self.loose and len(added := self._added(read)) < len(read):

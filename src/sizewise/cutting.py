@@ -98,7 +98,9 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
             if isinstance(norm, nn.LayerNorm):  # It may have no tensor to read its size off.
                 norm.normalized_shape = step.cut_shape(mask)[-len(norm.normalized_shape) :]
     if channels.loose:
-        drop_channels(small)
+        for part in small.modules():  # Of each, because some run the parts of a model one by one.
+            if next(part.children(), None) is not None or part is small:
+                drop_channels(part)
     if check:
         _check(small, channels, mask)
     return small

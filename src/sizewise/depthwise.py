@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from sizewise import accounting, norms, rng
+from sizewise import accounting, norms
 from sizewise.anatomy import Anatomy
 from sizewise.blockwise import Blocks, hidden_shapes
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
@@ -51,7 +51,8 @@ class Depthwise(Method):
             heads: Whether runs of blocks share the head through a link, or have heads of their own.
             link: What leads a hidden tensor to the head.
             skip: What happens to images at a block that does not fit.
-            models: Most models that a device with room for them trains together.
+            models: Most models that a device whose bytes hold them trains together; a device of
+                unlimited memory trains one.
             data: Whether batches are fresh in each epoch, fixed for a round, or buffered as well.
             assign: Whether a device's blocks must fit its bytes; or, to reproduce the paper, its
                 ratio as the fleet gives it, by the paper's accounting and with 5 % to spare.
@@ -78,9 +79,6 @@ class Depthwise(Method):
         """Stem, blocks and head of the model."""
         model = self.task.build()
         parts = self.task.anatomy(model)
-        generator = rng.torch_generator(self.task.seed, "anatomy")
-        # Not zeros, of which a network without biases makes nothing but zeros.
-        parts.check(model, torch.randn(2, *self.task.image, generator=generator))
         if not parts.blocks:
             raise ModelError(
                 f"{type(model).__name__} has no blocks between stem and head to train in turn; "
@@ -226,15 +224,14 @@ class Depthwise(Method):
         """Yield the prefixes of the names of what learns; parts without weights have none."""
         paths = [self.parts.blocks[number] for number in blocks.learn]
         paths += self.parts.stem if blocks.stem else ()
+        own = model == "model" and self.has_exit(blocks.stop)
+        paths += self.parts.head if not own or self.options.heads == "skip" else ()
         weights = [f"{name}." for name, _ in self.pattern(self.main).named_parameters()]
         for path in paths:
             if any(name.startswith(f"{path}.") for name in weights):
                 yield f"{model}.{path}"
-        own = model == "model" and self.has_exit(blocks.stop)
         if own:
             yield f"exits.{blocks.stop}"
-        if not own or self.options.heads == "skip":
-            yield from (f"{model}.{path}" for path in self.parts.head)
 
 
 def _in_order(schedules: Sequence[Schedule]) -> Schedule:

@@ -76,10 +76,10 @@ class Method:
         """Return a state that also has the tensors which only these pieces have."""
         tensors = dict(state.tensors)
         for piece in pieces:
-            fresh = training.own_tensors(self.pattern(piece))
-            for local, slot in self.view(piece).items():
-                if slot.name not in tensors:
-                    tensors[slot.name] = fresh[local].detach().clone()
+            missing = {n: slot for n, slot in self.view(piece).items() if slot.name not in tensors}
+            fresh = training.own_tensors(self.pattern(piece)) if missing else {}
+            for local, slot in missing.items():
+                tensors[slot.name] = fresh[local].detach().clone()
         return replace(state, tensors=tensors)
 
     def build(self, piece: Piece) -> nn.Module:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sizewise.errors import ConfigError
 from sizewise.view import Slot, View
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -42,6 +43,15 @@ def prepare(module: nn.Module, policy: str) -> nn.Module:
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Return whether a model's result for a sample depends on the batch, also in evaluation."""
     return any(norm.running_mean is None for _, norm in _batch_norms(module))
+
+
+def refuse_apart(policy: str, method: str) -> None:
+    """Raise ConfigError if a method runs a model of a size that devices need not train."""
+    if policy in ("per_width_stats", "per_submodel"):
+        raise ConfigError(
+            f"{method} runs the full model, whose own norms nobody trains with recipe.norm = "
+            f"{policy!r}; use 'batch', 'sbn' or 'tracked'"
+        )
 
 
 def kept_apart(module: nn.Module, policy: str) -> set[str]:

@@ -70,6 +70,11 @@ class Recipe:
     server_tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        if self.eval_memory is not None and self.norm == "sbn":
+            raise ConfigError(
+                "recipe.norm = 'sbn' recalibrates the whole model on the server, which cannot be "
+                "held to recipe.eval_memory; use 'batch' or 'tracked'"
+            )
         for name in ("epochs", "batch", "eval_batch", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"recipe.{name} must be at least 1, not {getattr(self, name)}")

@@ -90,7 +90,11 @@ class Task:
             raise ConfigError(
                 f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
             )
-        return anatomy(module, **self.model.anatomy)
+        parts = anatomy(module, **self.model.anatomy)
+        generator = rng.torch_generator(self.seed, "anatomy")
+        # Not zeros, of which a network without biases makes nothing but zeros.
+        parts.check(module, torch.randn(2, *self.image, generator=generator))
+        return parts
 
     def frugal(self, module: nn.Module) -> nn.Module:
         """Return a model that is evaluated within `recipe.eval_memory`."""

@@ -167,7 +167,7 @@ def test_deploys_the_current_configuration_and_the_full_model(budget: int, shard
     state = method.setup()
     assert list(method.deploy(state)) == ["full", method.piece(0, method.table[0]).size]
     state = method.merge(state, [train(method, state, 29, Device(0, "a", budget), shard)])
-    assert state.extras["step"] == len(method.table) - 1
+    assert state.extras["trained"] == len(method.table) - 1
     assert list(method.deploy(state)) == ["full"]
 
 

@@ -18,14 +18,15 @@ Discloses: the trained weights of each device, to the server.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sizewise import indices, rng
+from sizewise import indices, norms, rng
 from sizewise.errors import ConfigError
 from sizewise.fleet import Device
 from sizewise.indices import Rule
 from sizewise.plan import Piece
 from sizewise.state import State
+from sizewise.task import Task
 from sizewise.widthwise import Widthwise
 
 
@@ -48,6 +49,10 @@ class FedDropout(Widthwise):
             super().__post_init__()
             if self.pool < 1:
                 raise ConfigError(f"method.pool must be at least 1, not {self.pool}")
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        norms.refuse_apart(task.recipe.norm, "feddropout")
 
     def choose(self, width: float, device: Device, round_index: int) -> Piece:
         """Return a piece of a width; its cut names the draw that its channels come from."""

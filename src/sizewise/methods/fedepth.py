@@ -202,7 +202,7 @@ class FeDepth(Depthwise):
         self, plan: Plan, shard: Shard, generator: torch.Generator, meter: Meter | None
     ) -> Iterator[Samples]:
         """Yield what each stage trains on: the shard, or buffers that follow the frozen blocks."""
-        if self.options.data == "fresh" or not plan.stages[0].cut:
+        if self.options.data == "fresh":
             yield from super().data(plan, shard, generator, meter)
             return
         module: Any = self.module(plan.piece)
@@ -218,9 +218,8 @@ class FeDepth(Depthwise):
             )
             done: list[int] = []
             for stage in plan.stages:
-                blocks = Blocks.read(stage.cut["blocks"])
-                if not blocks.buffered:  # Nor was any before it: these are still the images.
-                    yield buffer
+                if not stage.cut or not (blocks := Blocks.read(stage.cut["blocks"])).buffered:
+                    yield buffer  # No stage before it was buffered: these are still the images.
                     continue
                 module.eval()
                 module.zero_grad(set_to_none=True)  # What the stage before left is not needed.

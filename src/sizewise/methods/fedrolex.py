@@ -18,13 +18,14 @@ Discloses: the trained weights of each device, to the server.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sizewise import indices
+from sizewise import indices, norms
 from sizewise.fleet import Device
 from sizewise.indices import Rule
 from sizewise.plan import Piece
 from sizewise.state import State
+from sizewise.task import Task
 from sizewise.widthwise import Widthwise
 
 
@@ -41,6 +42,10 @@ class FedRolex(Widthwise):
         """
 
         stride: Literal["common", "group"] = "common"
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        norms.refuse_apart(task.recipe.norm, "fedrolex")
 
     def choose(self, width: float, device: Device, round_index: int) -> Piece:
         """Return the piece of a width that a round's window shows."""

@@ -80,7 +80,7 @@ class HeteroFL(NestedWidths):
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
-        unknown = sorted(set(task.ratios) - set(self.options.widths))
+        unknown = sorted({min(ratio, 1.0) for ratio in task.ratios} - set(self.options.widths))
         if self.options.proportions and self.options.assign == "ratio" and unknown:
             raise ConfigError(
                 f"method.proportions need the ratios of the fleet in method.widths; add {unknown}"

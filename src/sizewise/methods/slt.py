@@ -73,6 +73,7 @@ class SLT(Method):
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         self.ignores_budgets = self.options.assign == "ratio"
+        norms.refuse_apart(task.recipe.norm, "slt")
         self._costs: dict[tuple[int, int, float], int] = {}
 
     # ---- configurations
@@ -202,9 +203,8 @@ class SLT(Method):
             return super().view(piece)
         if piece.size not in self._views:
             slots = cutting.view(self.channels, self._kept(piece))
-            own = {name: slots[name] for name in training.own_tensors(self.module(piece))}
-            apart = norms.kept_apart(self.module(piece), self.task.recipe.norm)
-            self._views[piece.size] = norms.separate(own, apart, piece.size)
+            names = training.own_tensors(self.module(self.main))
+            self._views[piece.size] = {name: slots[name] for name in names}
         return self._views[piece.size]
 
     # ---- the server
@@ -213,7 +213,8 @@ class SLT(Method):
         """Return the full model and the configurations: workers need not look for them again."""
         state = super().setup()
         pieces = [self.piece(n, width) for n, width in enumerate(self.table)]
-        extras = {"widths": self.table, "ends": self.ends(), "step": 0, "best": None, "since": 0}
+        extras = {"widths": self.table, "ends": self.ends(), "step": 0, "trained": 0}
+        extras |= {"best": None, "since": 0}
         return replace(self.extended(state, pieces), extras={**state.extras, **extras})
 
     def ends(self) -> list[int]:
@@ -280,9 +281,10 @@ class SLT(Method):
             return merged
         if self.options.rounds != "early_stop":
             step = self.step(state, rounds.pop())
-            return replace(merged, extras={**merged.extras, "step": step})
+            return replace(merged, extras={**merged.extras, "trained": step})
         loss = sum(value * n for value, n in losses) / sum(n for _, n in losses)
-        return replace(merged, extras={**merged.extras, **self._judged(state, loss)})
+        judged = {**self._judged(state, loss), "trained": state.extras["step"]}
+        return replace(merged, extras={**merged.extras, **judged})
 
     def _judged(self, state: State, loss: float) -> dict[str, Any]:
         """Return whether a step goes on, given the loss of its latest round."""
@@ -295,6 +297,6 @@ class SLT(Method):
 
     def pieces(self, state: State) -> Sequence[Piece]:
         """Return the full model and the current configuration."""
-        step = state.extras["step"]
+        step = state.extras["trained"]
         current = self.piece(step, state.extras["widths"][step])
         return (self.main,) if current == self.main else (self.main, current)
