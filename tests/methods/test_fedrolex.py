@@ -8,6 +8,7 @@ from conftest import devices_of, do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
+from sizewise.errors import ConfigError
 from sizewise.fleet import Device
 from sizewise.methods.fedrolex import FedRolex
 from sizewise.plan import Piece
@@ -97,3 +98,9 @@ def test_a_window_is_cut_as_it_is_named(make_task: Tasks) -> None:
     weight = state.tensors["blocks.0.linear.weight"]
     found = cut(state.tensors, method.view(piece))["blocks.0.linear.weight"]
     assert torch.equal(found, weight[[0, 3]][:, [0, 3]])
+
+
+@pytest.mark.parametrize("policy", ["per_width_stats", "per_submodel"])
+def test_norms_that_nobody_trains_are_refused(policy: str, make_task: Callable[..., Task]) -> None:
+    with pytest.raises(ConfigError, match="runs the full model, whose own norms nobody trains"):
+        FedRolex(make_task("cnn", norm=policy))
