@@ -16,10 +16,8 @@ without a rule reads: `Channels.notes` names these. A dimension that is split in
 inside every head, the same entries in all, so the number of heads stays.
 """
 
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sizewise import layer_rules, shape_rules
+from sizewise.dry_run import (
+    computed,
+    named_tensors,
+    on_meta,
+    operation,
+    positional,
+    run,
+    tensors_in,
+)
 from sizewise.errors import ModelError
 from sizewise.labels import FIXED, Array, Labels, varying
 from sizewise.layer_rules import FACTORIES, POINTWISE, first, pointwise, unknown
@@ -177,7 +183,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
             f"{type(model).__name__} cannot be traced on inputs of shape "
             f"{', '.join(str(tuple(t.shape)) for t in inputs)}: {reason}"
         ) from error
-    outputs = _tensors(result)
+    outputs = tensors_in(result)
     if not outputs:
         raise ModelError(
             f"{type(model).__name__} gives a {type(result).__name__} without tensors in it that "
@@ -252,14 +258,14 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name, module = operation(func), (self._path or [""])[-1]
-        read = _tensors((args, kwargs))
+        read = tensors_in((args, kwargs))
         self.used.update(dict.fromkeys(id(tensor) for tensor in read))
         if any(self.labels.of(tensor) for tensor in read) and name not in FACTORIES:
             self.labels.where = f"{name} in {module or 'the model'}"
             if name == "add" and self.loose and len(added := self._added(read)) < len(read):
                 pointwise(self.labels, first(out), added)
             elif name in _RULES:
-                _RULES[name](self.labels, out, *_positional(func, args, kwargs))
+                _RULES[name](self.labels, out, *positional(func, args, kwargs))
             elif torch.Tag.pointwise in func.tags or name in POINTWISE:
                 pointwise(self.labels, first(out), read)
             else:
@@ -332,81 +338,3 @@ def _by_dimension(labels: Labels, factors: Iterable[Array]) -> dict[int, Array]:
         for dim in varying(factor):  # Only one, as all splits are resolved.
             dims[dim] = factor.ravel()
     return dims
-
-
-# ---- running models without data
-
-_COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
-_PRODUCTS = {
-    "mm": ("matmul",),
-    "bmm": ("matmul",),
-    "addmm": ("matmul", "add"),
-    "baddbmm": ("matmul", "add"),
-}
-
-
-def on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in eval mode without data, whose tied tensors are still tied."""
-    memo: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        empty = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
-    return copy.deepcopy(model, memo).eval()
-
-
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters and buffers with their names; a tied one once for each of its names."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
-def run(model: nn.Module, *inputs: Tensor) -> object:
-    """Run a forward pass in which every operation is seen, on the device of the inputs."""
-    with torch.no_grad(), torch.device(inputs[0].device), _no_fast_path():
-        result: object = model(*inputs)
-    return result
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    # The fused kernel of nn.TransformerEncoderLayer in eval mode is one operation, all of it.
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def operation(func: Any) -> str:
-    """Return the name of an operation, the same in place and out of place."""
-    return str(func._schema.name).partition("::")[2].rstrip("_")
-
-
-def computed(func: Any) -> tuple[str, ...]:
-    """Return what an operation computes from tensors; nothing if it is a view, copy or factory.
-
-    The same code can take different paths at different widths: views and copies come and go with
-    strides and sizes of 1, and a product is one of matrices or a batch of them, with the sum or
-    without. What is returned here is the same at every width.
-    """
-    name = operation(func)
-    takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments)
-    gives = [str(result.type) for result in func._schema.returns]
-    if func.is_view or name in _COPIES or not takes or gives[:1] != ["Tensor"]:
-        return ()
-    return _PRODUCTS.get(name, (name,))
-
-
-def _positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the arguments of an operation in the order of its schema, as far as they are given."""
-    yield from args
-    for argument in func._schema.arguments[len(args) :]:
-        if argument.kwarg_only:
-            return
-        yield kwargs.get(argument.name, argument.default_value)
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -17,15 +17,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizewise.channels import (
-    Channels,
-    Kept,
-    Mask,
-    computed,
-    named_tensors,
-    on_meta,
-    run,
-)
+from sizewise.channels import Channels, Kept, Mask
+from sizewise.dry_run import computed, named_tensors, on_meta, run
 from sizewise.errors import ModelError
 from sizewise.labels import Array
 from sizewise.layer_rules import first

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from sizewise import buffering
 from sizewise.anatomy import Anatomy
-from sizewise.channels import on_meta
+from sizewise.dry_run import on_meta
 from sizewise.errors import BudgetTooSmall
 from sizewise.memory import Meter, predict
 from sizewise.norms import uses_batch_statistics

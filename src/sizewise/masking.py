@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sizewise.channels import Channels, Kept, Mask, named_tensors, operation, run
+from sizewise.channels import Channels, Kept, Mask
 from sizewise.cutting import shrink, view
+from sizewise.dry_run import named_tensors, operation, run
 from sizewise.errors import ModelError
 from sizewise.view import cut, grid
 

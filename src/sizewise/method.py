@@ -122,25 +122,30 @@ class Method:
     def affordable(self, plan: Plan, device: Device) -> Plan:
         """Return the plan with its predicted peak; raise BudgetTooSmall if the device lacks it."""
         peak = max(self.footprint(plan.piece, stage).peak for stage in plan.stages)
-        if device.memory is not None and peak > device.memory:
-            what = f"one training step of the {plan.piece.size} model"
-            raise BudgetTooSmall(device.memory, peak, what)
-        return replace(plan, budget=device.memory, predicted=peak)
+        budget = None if self.ignores_budgets else device.memory
+        if budget is not None and peak > budget:
+            raise BudgetTooSmall(budget, peak, f"one training step of the {plan.piece.size} model")
+        return replace(plan, budget=budget, predicted=peak)
 
     def footprint(self, piece: Piece, stage: Stage) -> Footprint:
         """Return the predicted bytes of one training step of a stage."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._footprints:
-            recipe = self.task.recipe
-            self._footprints[key] = memory.predict(
-                self.pattern(piece),
-                torch.empty((recipe.batch, *self.sample_shape(stage)), device="meta"),
-                step=training.make_step(recipe, self.objective(stage, None)),
-                anchored=recipe.proximal > 0,
-                optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
-                trainable=self.copy(piece).actual(stage).trainable,
-            )
+            actual = self.copy(piece).actual(stage)
+            self._footprints[key] = self.predicted(self.pattern(piece), actual)
         return self._footprints[key]
+
+    def predicted(self, module: nn.Module, stage: Stage) -> Footprint:
+        """Return the predicted bytes of one training step of a stage on a model."""
+        recipe = self.task.recipe
+        return memory.predict(
+            module,
+            torch.empty((recipe.batch, *self.sample_shape(stage)), device="meta"),
+            step=training.make_step(recipe, self.objective(stage, None)),
+            anchored=recipe.proximal > 0,
+            optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
+            trainable=stage.trainable,
+        )
 
     def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
         """Return the FLOPs of training on one sample in a stage."""

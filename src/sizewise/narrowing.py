@@ -6,7 +6,7 @@ care of while its forward runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ class _Dropper:
         self._modes: list[_Sums] = []
 
     def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._modes.append(_Sums().__enter__())
+        mode = _Sums()
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        self._modes.append(mode)
 
     def end(self, module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
         self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -38,10 +40,6 @@ class _Dropper:
 
 class _Sums(TorchFunctionMode):
     """Cuts the wider of two terms to the other's shape."""
-
-    def __enter__(self) -> Self:
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
     def __torch_function__(
         self,

@@ -115,8 +115,6 @@ class Widthwise(Method):
         """Give a device a piece as wide as it can hold."""
         piece = self.choose(self.width(device, round_index), device, round_index)
         plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
-        if self.options.assign == "ratio":
-            device = replace(device, memory=None)
         return self.affordable(plan, device)
 
     def choose(self, width: float, device: Device, round_index: int) -> Piece:
@@ -171,3 +169,29 @@ class Widthwise(Method):
     def pieces(self, state: State) -> Sequence[Piece]:
         """Return a piece for each width that devices train."""
         return [self.piece(width) for width in state.extras["widths"]]
+
+
+class Shifting(Widthwise):
+    """Base of methods whose pieces keep other channels each time, so that all are trained in turn.
+
+    Only the full model is deployed.
+    """
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        norms.refuse_apart(task.recipe.norm, type(self).__name__.lower())
+
+    def choose(self, width: float, device: Device, round_index: int) -> Piece:
+        """Return the piece of a width that is due; the whole model is always the same."""
+        piece = self.piece(width)
+        if piece == self.main:
+            return piece
+        return Piece(piece.size, {**piece.cut, **self.due(device, round_index)})
+
+    def due(self, device: Device, round_index: int) -> dict[str, Any]:
+        """Return what the rule needs to know to choose the channels of a device in a round."""
+        raise NotImplementedError
+
+    def pieces(self, state: State) -> Sequence[Piece]:
+        """Return the full model."""
+        return (self.main,)

@@ -12,19 +12,10 @@ metered.
 Discloses: the trained weights of each device, to the server.
 """
 
-from dataclasses import replace
-
-from sizewise.fleet import Device
 from sizewise.method import Method
-from sizewise.plan import Plan
-from sizewise.state import State
 
 
 class AllLarge(Method):
     """FedAvg without limits."""
 
     ignores_budgets = True
-
-    def plan(self, state: State, device: Device, round_index: int) -> Plan:
-        """Plan as if the device had room for anything."""
-        return super().plan(state, replace(device, memory=None), round_index)

@@ -16,25 +16,22 @@ The full model is deployed.
 Discloses: the trained weights of each device, to the server.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sizewise import indices, norms, rng
+from sizewise import indices, rng
 from sizewise.errors import ConfigError
 from sizewise.fleet import Device
 from sizewise.indices import Rule
 from sizewise.plan import Piece
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.widthwise import Widthwise
+from sizewise.widthwise import Shifting
 
 
-class FedDropout(Widthwise):
+class FedDropout(Shifting):
     """Random subsets of channels."""
 
     @dataclass(frozen=True)
-    class Options(Widthwise.Options):
+    class Options(Shifting.Options):
         """Options of Federated Dropout.
 
         Attributes:
@@ -50,28 +47,17 @@ class FedDropout(Widthwise):
             if self.pool < 1:
                 raise ConfigError(f"method.pool must be at least 1, not {self.pool}")
 
-    def __init__(self, task: Task, options: Any = None) -> None:
-        super().__init__(task, options)
-        norms.refuse_apart(task.recipe.norm, "feddropout")
-
-    def choose(self, width: float, device: Device, round_index: int) -> Piece:
-        """Return a piece of a width; its cut names the draw that its channels come from."""
-        piece = self.piece(width)
-        if width == 1:
-            return piece
+    def due(self, device: Device, round_index: int) -> dict[str, Any]:
+        """Return the name of the draw that a device's channels come from."""
         draw = [round_index, device.id]
         if self.options.subsets == "round":
             draw = [round_index]
         elif self.options.subsets == "pool":
             generator = rng.python_generator(self.task.seed, "pool", round_index, device.id)
             draw = [generator.randrange(self.options.pool)]
-        return Piece(piece.size, {**piece.cut, "draw": draw})
+        return {"draw": draw}
 
     def rule(self, piece: Piece) -> Rule:
         """Keep the channels of the piece's draw."""
         draw = piece.cut.get("draw", [])
         return indices.random(rng.torch_generator(self.task.seed, "channels", *draw))
-
-    def pieces(self, state: State) -> Sequence[Piece]:
-        """Return the full model."""
-        return (self.main,)

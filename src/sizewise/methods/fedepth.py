@@ -130,7 +130,7 @@ class FeDepth(Depthwise):
         """Give a device as many blocks at a time, or as many models, as its bytes hold."""
         capacity: float | None = device.memory
         if self.options.assign == "ratio":
-            capacity, device = ratio_of(device), replace(device, memory=None)
+            capacity = ratio_of(device)
         schedule = self.schedule(capacity)
         (whole,) = self.stages(round_index)
         epochs = whole.epochs

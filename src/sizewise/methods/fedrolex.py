@@ -16,24 +16,21 @@ The full model is deployed.
 Discloses: the trained weights of each device, to the server.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sizewise import indices, norms
+from sizewise import indices
 from sizewise.fleet import Device
 from sizewise.indices import Rule
 from sizewise.plan import Piece
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.widthwise import Widthwise
+from sizewise.widthwise import Shifting
 
 
-class FedRolex(Widthwise):
+class FedRolex(Shifting):
     """Rolling windows of channels."""
 
     @dataclass(frozen=True)
-    class Options(Widthwise.Options):
+    class Options(Shifting.Options):
         """Options of FedRolex.
 
         Attributes:
@@ -43,19 +40,10 @@ class FedRolex(Widthwise):
 
         stride: Literal["common", "group"] = "common"
 
-    def __init__(self, task: Task, options: Any = None) -> None:
-        super().__init__(task, options)
-        norms.refuse_apart(task.recipe.norm, "fedrolex")
-
-    def choose(self, width: float, device: Device, round_index: int) -> Piece:
-        """Return the piece of a width that a round's window shows."""
-        piece = self.piece(width)
-        return piece if width == 1 else Piece(piece.size, {**piece.cut, "round": round_index})
+    def due(self, device: Device, round_index: int) -> dict[str, Any]:
+        """Return the round: all devices see the same window."""
+        return {"round": round_index}
 
     def rule(self, piece: Piece) -> Rule:
         """Keep the window of the piece's round; the first one where only shapes matter."""
         return indices.rolling(piece.cut.get("round", 0), self.options.stride)
-
-    def pieces(self, state: State) -> Sequence[Piece]:
-        """Return the full model."""
-        return (self.main,)

@@ -33,7 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sizewise import accounting, cutting, indices, memory, norms, training
+from sizewise import accounting, cutting, indices, norms, training
 from sizewise.channels import Channels, trace
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.fleet import Device, ratio_of
@@ -81,8 +81,8 @@ class SLT(Method):
     @cached_property
     def channels(self) -> Channels:
         """The layers: groups of channels, of which a residual stream has one for each block."""
-        images = torch.empty((2, *self.task.image), device="meta")
-        found = trace(self.task.build(), images, loose=True)
+        pair = torch.empty((2, *self.task.image), device="meta")
+        found = trace(self.task.build(), pair, loose=True)
         if not found.groups:
             raise ModelError(
                 f"{self.task.model.name!r} has no layer that could be narrower; "
@@ -107,8 +107,7 @@ class SLT(Method):
 
     def _counted(self, ratio: float) -> int:
         """Return the paper's bytes of the model at a width."""
-        images = torch.empty((self.task.recipe.batch, *self.task.image), device="meta")
-        return accounting.hooks(self.task.build(min(ratio, 1.0)), images)
+        return accounting.hooks(self.task.build(min(ratio, 1.0)), self._images)
 
     def _widths(self, capacity: int | None) -> list[float]:
         """Return the widest heads that fit, for all steps; an empty list if some step has none."""
@@ -149,21 +148,18 @@ class SLT(Method):
         """Return the bytes of a configuration, predicted or as the paper counts them."""
         key = (full, frozen, width)
         if key not in self._costs:
-            module, names = self.build(self.piece(full, width)), self.names(frozen)
-            images = torch.empty((self.task.recipe.batch, *self.task.image), device="meta")
+            # Built for this only: a search looks at too many models to keep them.
+            module = self.build(self.piece(full, width))
+            stage = replace(self.stages(0)[0], trainable=self.names(frozen))
             if self.options.assign == "ratio":
-                self._costs[key] = accounting.hooks(module, images, names)
+                self._costs[key] = accounting.hooks(module, self._images, stage.trainable)
             else:
-                recipe = self.task.recipe
-                self._costs[key] = memory.predict(
-                    module,
-                    images,
-                    step=training.make_step(recipe, self.objective(self.stages(0)[0], None)),
-                    anchored=recipe.proximal > 0,
-                    optimizer=partial(training.make_optimizer, recipe, lr=recipe.lr),
-                    trainable=names,
-                ).peak
+                self._costs[key] = self.predicted(module, stage).peak
         return self._costs[key]
+
+    @property
+    def _images(self) -> torch.Tensor:
+        return torch.empty((self.task.recipe.batch, *self.task.image), device="meta")
 
     def names(self, frozen: int) -> tuple[str, ...] | None:
         """Return the parameters that learn when so many layers are frozen; None is all."""
@@ -254,7 +250,7 @@ class SLT(Method):
         frozen = max(step - self.options.depth, 0)
         capacity: int | None = device.memory
         if self.options.assign == "ratio":
-            capacity, device = self._counted(ratio_of(device)), replace(device, memory=None)
+            capacity = self._counted(ratio_of(device))
         low, high = 0, frozen
         while low < high:
             middle = (low + high) // 2

@@ -147,8 +147,6 @@ class SplitMix(Method):
         chosen = [card, *generator.sample(sorted(cards), self.quota(device) - 1)]
         piece = self.bases(sorted(chosen))
         plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
-        if self.options.assign == "ratio":
-            device = replace(device, memory=None)
         return self.affordable(plan, device)
 
     # ---- pieces

@@ -1,0 +1,86 @@
+"""Running models without data, and seeing every operation that they run."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
+_PRODUCTS = {
+    "mm": ("matmul",),
+    "bmm": ("matmul",),
+    "addmm": ("matmul", "add"),
+    "baddbmm": ("matmul", "add"),
+}
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in eval mode without data, whose tied tensors are still tied."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+    return copy.deepcopy(model, memo).eval()
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield all parameters and buffers with their names; a tied one once for each of its names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def run(model: nn.Module, *inputs: Tensor) -> object:
+    """Run a forward pass in which every operation is seen, on the device of the inputs."""
+    with torch.no_grad(), torch.device(inputs[0].device), _no_fast_path():
+        result: object = model(*inputs)
+    return result
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    # The fused kernel of nn.TransformerEncoderLayer in eval mode is one operation, all of it.
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def operation(func: Any) -> str:
+    """Return the name of an operation, the same in place and out of place."""
+    return str(func._schema.name).partition("::")[2].rstrip("_")
+
+
+def computed(func: Any) -> tuple[str, ...]:
+    """Return what an operation computes from tensors; nothing if it is a view, copy or factory.
+
+    The same code can take different paths at different widths: views and copies come and go with
+    strides and sizes of 1, and a product is one of matrices or a batch of them, with the sum or
+    without. What is returned here is the same at every width.
+    """
+    name = operation(func)
+    takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+    gives = [str(result.type) for result in func._schema.returns]
+    if func.is_view or name in _COPIES or not takes or gives[:1] != ["Tensor"]:
+        return ()
+    return _PRODUCTS.get(name, (name,))
+
+
+def positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the arguments of an operation in the order of its schema, as far as they are given."""
+    yield from args
+    for argument in func._schema.arguments[len(args) :]:
+        if argument.kwarg_only:
+            return
+        yield kwargs.get(argument.name, argument.default_value)
+
+
+def tensors_in(tree: object) -> list[Tensor]:
+    """Return the tensors in a nest of containers."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
