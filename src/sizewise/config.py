@@ -137,6 +137,7 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         rounds=config.rounds,
         budgets=fleet.budgets() if fleet else (None,),
         ratios=fleet.ratios() if fleet else (),
+        devices=fleet.total if fleet else 1,
         enforce=config.engine.enforce,
     )
 

@@ -187,8 +187,17 @@ class Method:
         """
         return self.fit(plan, tensors, shard)
 
-    def fit(self, plan: Plan, tensors: Tensors, shard: Shard) -> Update:
-        """Train a plan's stages one after the other, from these tensors; pack up what learned."""
+    def fit(
+        self, plan: Plan, tensors: Tensors, shard: Shard, anchor: Tensors | None = None
+    ) -> Update:
+        """Train a plan's stages one after the other, from these tensors; pack up what learned.
+
+        Args:
+            plan: What to do.
+            tensors: What the model starts from, by local name.
+            shard: The device's data.
+            anchor: Where a proximal term pulls, by local name; default: where the model starts.
+        """
         copy = self.copy(plan.piece)
         module, stages = copy.load(tensors), [copy.actual(stage) for stage in plan.stages]
         recipe, seed = self.task.recipe, self.task.seed
@@ -203,7 +212,7 @@ class Method:
         with rng.seeded(seed, "dropout", plan.round, plan.device):
             train = partial(
                 training.fit,
-                received=tensors,
+                received=tensors if anchor is None else anchor,
                 meter=meter,
                 every_step=self.task.enforce or not self.steady,
             )

@@ -45,6 +45,7 @@ class Task:
         rounds: Length of the run.
         budgets: The different budgets of the fleet, smallest first; None, unlimited, is last.
         ratios: The different shares of the model that the fleet's bytes stand for, ascending.
+        devices: Size of the fleet.
         enforce: Meter every training step, not only the first ones of each kind of work.
     """
 
@@ -56,6 +57,7 @@ class Task:
     rounds: int = 1
     budgets: tuple[int | None, ...] = (None,)
     ratios: tuple[float, ...] = ()
+    devices: int = 1
     enforce: bool = False
 
     def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
