@@ -52,11 +52,14 @@ def run(settings: list[str], folder: Path) -> Result:
 
 
 def table(rows: Mapping[str, list[Result]]) -> str:
-    """Return a Markdown table: one line a row, means over the seeds and every seed's accuracy."""
-    lines = [
-        "| | accuracy % | by seed | steps | sent MB | TFLOP | largest peak MB | minutes |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Return a Markdown table: one line a row, means over the seeds and every seed's accuracy.
+
+    Where several sizes are deployed, their worst and average accuracies are shown as well.
+    """
+    sized = any(len(result["sizes"]) > 1 for results in rows.values() for result in results)
+    heads = ["accuracy %", "by seed", *(["worst / average"] if sized else []), "steps"]
+    heads += ["sent MB", "TFLOP", "largest peak MB", "minutes"]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name, results in rows.items():
         percent = [100 * result["accuracy"] for result in results]
         mean = {
@@ -64,13 +67,22 @@ def table(rows: Mapping[str, list[Result]]) -> str:
             for key in ("steps", "bytes_up", "bytes_down", "flops", "seconds")
         }
         peak = max(max(p or 0 for p in result["peak_bytes"].values()) for result in results)
+        by_seed = " ".join(f"{value:.1f}" for value in percent)
         lines.append(
-            f"| {name} | {statistics.fmean(percent):.1f} "
-            f"| {' '.join(f'{value:.1f}' for value in percent)} | {mean['steps']:,.0f} "
+            f"| {name} | {statistics.fmean(percent):.1f} | {by_seed} "
+            f"{f'| {_worst_and_average(results)} ' if sized else ''}| {mean['steps']:,.0f} "
             f"| {(mean['bytes_up'] + mean['bytes_down']) / 1e6:,.0f} | {mean['flops'] / 1e12:,.1f} "
             f"| {peak / 1e6:.2f} | {mean['seconds'] / 60:.1f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _worst_and_average(results: list[Result]) -> str:
+    """Return both, in percent, as means over the seeds."""
+    sizes = [list(result["sizes"].values()) for result in results]
+    worst = statistics.fmean(min(scores) for scores in sizes)
+    average = statistics.fmean(statistics.fmean(scores) for scores in sizes)
+    return f"{100 * worst:.1f} / {100 * average:.1f}"
 
 
 def main() -> None:

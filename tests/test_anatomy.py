@@ -32,7 +32,8 @@ PATHS = {"stem": "embed", "blocks": "encoder.layers", "head": ["norm", "classifi
 @pytest.mark.parametrize("name", catalogue())
 def test_parts_are_the_model_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
-    model = build(name, classes=10, image=(1, 8, 8))
+    width = 0.125 if name in ("wide_resnet101_2", "vit_base") else 1.0
+    model = build(name, classes=10, image=(1, 8, 8), width=width)
     x = torch.randn(4, 1, 8, 8)
     parts = anatomy(model)
     assert len(parts.blocks) == len(model.blocks)

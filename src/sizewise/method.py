@@ -68,9 +68,13 @@ class Method:
 
     def setup(self) -> State:
         """Return the state that the first round starts from."""
-        tensors = training.own_tensors(self.build(self.main))
-        view = self.view(self.main)
-        return State({view[name].name: t.detach().clone() for name, t in tensors.items()})
+        tensors, view, given = {}, self.view(self.main), self.task.pretrained()
+        for local, tensor in training.own_tensors(self.build(self.main)).items():
+            name = view[local].name
+            # A narrower model starts from the first channels of what was given.
+            known = given.get(name.partition("@")[0], tensor)[tuple(map(slice, tensor.shape))]
+            tensors[name] = known.detach().clone()
+        return State(tensors)
 
     def extended(self, state: State, pieces: Iterable[Piece]) -> State:
         """Return a state that also has the tensors which only these pieces have."""

@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from sizewise.errors import ConfigError
 from sizewise.view import Slot, View
+
+LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""The norms of torch, of any kind."""
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sizewise import cutting, indices, models, norms, rng
+from sizewise import cutting, indices, models, norms, pretrained, rng
 from sizewise.anatomy import Anatomy, anatomy
 from sizewise.channels import trace
 from sizewise.errors import ConfigError
@@ -25,11 +26,13 @@ class ModelConfig:
         args: Further arguments of its factory.
         anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
             `sizewise.anatomy`. Methods that take a model apart need them.
+        weights: A file with a state dict to start from; see `sizewise.pretrained`.
     """
 
     name: str = "preresnet20"
     args: Mapping[str, Any] = field(default_factory=dict)
     anatomy: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,13 @@ class Task:
             if cuts:
                 module = self._narrowed(module, width)
         return norms.prepare(module, self.recipe.norm)
+
+    def pretrained(self) -> dict[str, Tensor]:
+        """Return the weights that the full model starts from instead of fresh ones, by name."""
+        if self.model.weights is None:
+            return {}
+        loaded = pretrained.load(Path(self.model.weights))
+        return pretrained.fitting(loaded, self.build().state_dict(), self.model.weights)
 
     def norm(self, channels: int) -> nn.Module:
         """Return a batch norm that follows the recipe's policy."""

@@ -1,10 +1,14 @@
 """The networks are those of the papers: parameter counts, layer counts and shapes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from sizewise.models import build
+from sizewise.models.resnet import wide_resnet101_2
+from sizewise.models.vit import vit_base
 
 CIFAR = (3, 32, 32)
 
@@ -45,6 +49,14 @@ def convolutions(model: nn.Module) -> list[nn.Conv2d]:
 )
 def test_parameter_counts(name: str, options: dict[str, object], expected: int) -> None:
     assert parameters(make(name, **options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected"), [(wide_resnet101_2, 126_886_696), (vit_base, 86_567_656)]
+)
+def test_parameter_counts_of_large_models(factory: Callable[..., nn.Module], expected: int) -> None:
+    with torch.device("meta"):
+        assert parameters(factory(classes=1000, image=(3, 224, 224))) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sizewise.anatomy import Staged
 from sizewise.models.common import chain, initialise_convolutions, repeats
+from sizewise.step_sizes import Branch
 from sizewise.widths import scaled
 
 
@@ -28,6 +29,7 @@ class PreActivationBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
         self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.branch = Branch()
         self.projection: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             self.projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -35,10 +37,16 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, ceil(h / stride), ceil(w / stride))."""
         active = self.relu1(self.norm1(x))
-        residual = self.conv2(self.relu2(self.norm2(self.conv1(active))))
+        residual = self.branch(self.conv2(self.relu2(self.norm2(self.conv1(active)))))
         shortcut = x if self.projection is None else self.projection(active)
         out: Tensor = residual + shortcut
         return out
+
+    def dropped(self) -> nn.Module:
+        """Return what is left of the block without its convolutions."""
+        if self.projection is None:
+            return nn.Identity()
+        return chain(norm1=self.norm1, relu1=self.relu1, projection=self.projection)
 
 
 def preresnet(

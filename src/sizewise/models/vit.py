@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from sizewise.anatomy import Staged
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
+from sizewise.step_sizes import Branch
 from sizewise.widths import scaled_to_heads
 
 
@@ -70,6 +71,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads, dropout)
+        self.branch1 = Branch()
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = chain(
             linear1=nn.Linear(dim, hidden),
@@ -77,11 +79,12 @@ class EncoderBlock(nn.Module):
             linear2=nn.Linear(hidden, dim),
             dropout=nn.Dropout(dropout),
         )
+        self.branch2 = Branch()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (batch, tokens, dim) to the same shape."""
-        x = x + self.attention(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
+        x = x + self.branch1(self.attention(self.norm1(x)))
+        out: Tensor = x + self.branch2(self.mlp(self.norm2(x)))
         return out
 
 
@@ -161,6 +164,27 @@ def vit_tiny(
         dim=192,
         depth=12,
         heads=3,
+        dropout=dropout,
+    )
+
+
+def vit_base(
+    *,
+    classes: int,
+    image: tuple[int, int, int],
+    width: float = 1.0,
+    patch: int = 0,
+    dropout: float = 0.0,
+) -> Staged:
+    """Return ViT-Base: 12 blocks of 768 dimensions and 12 heads; arguments as for `vit`."""
+    return vit(
+        classes=classes,
+        image=image,
+        width=width,
+        patch=patch,
+        dim=768,
+        depth=12,
+        heads=12,
         dropout=dropout,
     )
 

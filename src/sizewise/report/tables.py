@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -43,6 +44,8 @@ def show_result(result: Mapping[str, Any]) -> None:
     if len(sizes) > 1:
         shown = ", ".join(f"{size} {accuracy:.1%}" for size, accuracy in sizes[:12])
         console.print(f"by size   {shown}{' ...' if len(sizes) > 12 else ''}")
+        scores = [accuracy for _, accuracy in sizes]
+        console.print(f"          worst {min(scores):.1%}, average {fmean(scores):.1%}")
     for refusal in result["refused"]:
         who = f"{refusal['group']} devices (e.g. {refusal['devices'][0]})"
         console.print(f"refused   {who}, {refusal['times']} times: {refusal['reason']}")

@@ -1,0 +1,75 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizewise.errors import ConfigError
+from sizewise.submodels import Submodel, published, scaled
+
+STAGES = [range(2), range(2, 4), range(4, 6), range(6, 8)]
+
+
+def test_width_takes_the_root_of_the_share() -> None:
+    assert scaled(0.25, "width", STAGES) == Submodel(0.5)
+    assert scaled(1.0, "both", STAGES) == scaled(1.0, "depth", STAGES) == Submodel()
+
+
+def test_depth_keeps_the_first_blocks_of_every_stage() -> None:
+    stages = [range(9), range(9, 18), range(18, 27)]
+    kept = scaled(4 / 9, "depth", stages)
+    assert kept == Submodel(1.0, tuple(n for n in range(27) if n % 9 < 4))
+    assert scaled(0.01, "depth", stages).blocks == (0, 9, 18)
+
+
+def test_both_shares_the_loss_between_channels_and_blocks() -> None:
+    stages = [range(9), range(9, 18), range(18, 27)]
+    found = scaled(4 / 9, "both", stages)
+    assert found.blocks is not None
+    assert len(found.blocks) == 18
+    assert found.width == pytest.approx(math.sqrt(2 / 3))
+
+
+def test_where_blocks_cannot_go_channels_do() -> None:
+    assert scaled(0.16, "both", [range(1), range(1, 2)]) == Submodel(0.4)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.sampled_from(["width", "depth", "both"]),
+    st.integers(1, 31),
+)
+def test_larger_shares_keep_more(lengths: list[int], scaling: str, part: int) -> None:
+    """Channels times blocks, what activations grow with: the search for bytes relies on it."""
+    stages, start = [], 0
+    for length in lengths:
+        stages.append(range(start, start + length))
+        start += length
+
+    def size(submodel: Submodel) -> float:
+        return submodel.width * (start if submodel.blocks is None else len(submodel.blocks))
+
+    less, more = (scaled(p / 32, scaling, stages) for p in (part, part + 1))  # type: ignore[arg-type]
+    assert 0 < less.width <= 1
+    assert size(less) <= size(more) * (1 + 1e-9)
+    if less.blocks is not None and more.blocks is not None:
+        assert set(less.blocks) <= set(more.blocks)
+
+
+def test_published_submodels_end_with_the_whole_network() -> None:
+    for model in ("resnet18", "resnet34", "resnet56", "resnet110"):
+        for scaling in ("width", "depth", "both"):
+            found = published(model, scaling)  # type: ignore[arg-type]
+            assert len(found) == 5
+            assert found[-1] == Submodel()
+    assert published("resnet18", "depth")[0].blocks == (0, 1, 4, 5)
+    six, nine, _ = published("vit_base", "depth")
+    assert (six.blocks, nine.blocks) == (tuple(range(6)), tuple(range(9)))
+    assert published("wide_resnet101_2", "depth")[0].blocks == (*range(16), 30, 31)
+
+
+def test_the_paper_has_no_others() -> None:
+    with pytest.raises(ConfigError, match=r"no submodels of 'cnn' .* turn method.published off"):
+        published("cnn", "width")
+    with pytest.raises(ConfigError, match="no submodels of 'wide_resnet101_2'"):
+        published("wide_resnet101_2", "both")
