@@ -118,6 +118,10 @@ class Method:
             Plan(device.id, round_index, device.group, self.main, stages), device
         )
 
+    def most(self, state: State, device: Device, round_index: int) -> Plan:
+        """Return the largest plan that a device may get in a round, where plans are drawn."""
+        return self.plan(state, device, round_index)
+
     def stages(self, round_index: int) -> tuple[Stage, ...]:
         """Return the stages of a device that trains everything at once."""
         recipe = self.task.recipe

@@ -34,11 +34,11 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
     method, recipe = setting.method, setting.config.recipe
     refused, needed = None, None
     try:
-        plan = method.plan(state, device, round_index)
+        plan = method.most(state, device, round_index)
     except BudgetTooSmall as error:
         # What it would do: the plan of the same device without a budget.
         refused, needed = str(error), error.needed
-        plan = method.plan(state, replace(device, memory=None), round_index)
+        plan = method.most(state, replace(device, memory=None), round_index)
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
     view = method.view(plan.piece)
     actual = [method.copy(plan.piece).actual(stage) for stage in plan.stages]

@@ -171,10 +171,10 @@ def test_published_submodels_have_the_published_shares(model: str, scaling: Any)
 
 def test_submodels_are_found_from_bytes(make_task: Tasks) -> None:
     free = NeFL(resnet(make_task), NeFL.Options())
-    whole = free._peak(free.main)
+    whole = free.peak(free.main)
     budgets = (whole // 8, whole // 2, whole, None)
     method = NeFL(replace(free.task, budgets=budgets), NeFL.Options())
-    state, peaks = method.setup(), [method._peak(piece) for piece in method.submodels]
+    state, peaks = method.setup(), [method.peak(piece) for piece in method.submodels]
     assert method.submodels[-1] == method.main
     assert len(peaks) == 3
     for budget, peak in zip(budgets, peaks, strict=False):
@@ -190,7 +190,7 @@ def test_no_device_needs_more_than_it_has(
     make_task: Tasks, dataset: Dataset, partition: Partition, scaling: Any
 ) -> None:
     free = NeFL(resnet(make_task, momentum=0.9), NeFL.Options())
-    whole = free._peak(free.main)
+    whole = free.peak(free.main)
     task = replace(free.task, budgets=(int(0.6 * whole), whole), ratios=(0.5, 1.0), enforce=True)
     site = Site(NeFL(task, NeFL.Options(scaling=scaling)), dataset, partition)
     state = site.method.setup()
@@ -208,13 +208,14 @@ def test_a_device_draws_within_its_reach(make_task: Tasks) -> None:
     widths = (0.25, 0.5, 0.75, 1.0)
     method = NeFL(make_task("mlp"), NeFL.Options(scaling="width", widths=widths, reach=1))
     state = method.setup()
-    peaks = [method._peak(piece) for piece in method.submodels]
+    peaks = [method.peak(piece) for piece in method.submodels]
 
     def drawn(memory: int | None) -> set[float]:
         device = Device(0, "a", memory)
         plans = (method.plan(state, device, round_index) for round_index in range(40))
         return {plan.piece.cut.get("width", 1.0) for plan in plans}
 
+    assert method.most(state, Device(0, "a", peaks[1]), 0).piece.cut["width"] == 0.5
     assert drawn(None) == {0.75, 1.0}
     assert drawn(peaks[1]) == {0.25, 0.5}
     assert drawn(peaks[0]) == {0.25}
@@ -330,5 +331,5 @@ def test_dropped_blocks_save_time_and_memory_in_proportion(make_task: Tasks) -> 
     blocks = NeFL(resnet(make_task), NeFL.Options(blocks=((0, 2, 4), (0, 1, 2, 3, 4, 5))))
     flops = [blocks.flops_per_sample(piece, stage) for piece in blocks.submodels]
     assert 0.35 < flops[0] / flops[1] < 0.6
-    assert method._peak(method.submodels[0]) < method._peak(method.submodels[1])
+    assert method.peak(method.submodels[0]) < method.peak(method.submodels[1])
     assert isinstance(method.build(method.submodels[0]).get_submodule("blocks.1"), nn.Identity)

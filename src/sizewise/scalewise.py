@@ -1,0 +1,204 @@
+"""Submodels: the base of methods whose devices train fewer channels, fewer blocks, or both.
+
+Which submodels there are is found from the fleet's bytes, or given by the user. Each is a real
+model: the full one cut to some of its channels (`cutting`), without some of its blocks
+(`dropping`).
+"""
+
+import copy
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from sizewise import cutting, indices, norms, submodels
+from sizewise.anatomy import Anatomy
+from sizewise.blockwise import hidden_shapes
+from sizewise.channels import Channels, Kept, trace
+from sizewise.dropping import drop_blocks, stages
+from sizewise.dry_run import on_meta
+from sizewise.errors import ConfigError
+from sizewise.method import Method
+from sizewise.plan import Piece
+from sizewise.submodels import Submodel
+from sizewise.task import Task
+from sizewise.training import own_tensors
+from sizewise.view import Slot, View
+
+SHARES = 32
+"""Where submodels are found from bytes, their share of the parameters is one part in so many."""
+
+
+class Scalewise(Method):
+    """FedAvg on submodels."""
+
+    @dataclass(frozen=True)
+    class Options(Method.Options):
+        """Options of all methods with submodels.
+
+        Attributes:
+            scaling: What is smaller in a submodel.
+            shares: The submodels' shares of the model's parameters; default: found from bytes.
+            published: Take the submodels of the NeFL paper.
+            widths: Or name them: the ratio of channels of each.
+            blocks: The numbers of the blocks that each keeps, counted from 0.
+            assign: Whether submodels must fit a device's bytes; or, to reproduce papers, go by the
+                rank of its ratio.
+        """
+
+        scaling: submodels.Scaling = "both"
+        shares: tuple[float, ...] = ()
+        published: bool = False
+        widths: tuple[float, ...] = ()
+        blocks: tuple[tuple[int, ...], ...] = ()
+        assign: Literal["bytes", "ratio"] = "bytes"
+
+        def __post_init__(self) -> None:
+            named = self.widths or self.blocks
+            if sum(map(bool, (self.shares, self.published, named))) > 1:
+                raise ConfigError(
+                    "submodels are given by method.shares, by method.published, or by "
+                    "method.widths and method.blocks; choose one of the three"
+                )
+            if self.widths and self.blocks and len(self.widths) != len(self.blocks):
+                raise ConfigError(
+                    f"method.widths and method.blocks describe the same submodels, but "
+                    f"{len(self.widths)} and {len(self.blocks)} came"
+                )
+            for name in ("shares", "widths"):
+                if not all(0 < value <= 1 for value in getattr(self, name)):
+                    raise ConfigError(f"method.{name} must all be above 0 and at most 1")
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        self.ignores_budgets = self.options.assign == "ratio"
+
+    # ---- the model
+
+    @cached_property
+    def _example(self) -> nn.Module:
+        """A full model that is never changed."""
+        return self.task.build()
+
+    @cached_property
+    def parts(self) -> Anatomy:
+        """Stem, blocks and head of the model."""
+        return self.task.anatomy(self._example)
+
+    @cached_property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """Shapes of a sample after the stem and after each block."""
+        return hidden_shapes(copy.deepcopy(self._example).eval(), self.parts, self.task.image)
+
+    @cached_property
+    def channels(self) -> Channels:
+        """What hangs together in the server's model."""
+        return trace(self._example, torch.empty((2, *self.task.image), device="meta"))
+
+    def build(self, piece: Piece) -> nn.Module:
+        """Build a submodel from a fresh full model."""
+        return self.reduced(self.task.build(), piece)
+
+    def reduced(self, model: nn.Module, piece: Piece, check: bool = True) -> nn.Module:
+        """Turn a full model into a submodel.
+
+        Args:
+            model: A full model, which may be changed.
+            piece: The submodel.
+            check: Make sure that the cut model still computes what it should.
+        """
+        if kept := self._kept(piece):
+            model = cutting.shrink(model, self.channels, kept, check=check)
+        return drop_blocks(model, self.parts, self.shapes, self.kept_blocks(piece))
+
+    def kept_blocks(self, piece: Piece) -> Sequence[int]:
+        """Return the numbers of the blocks of a submodel."""
+        found: Sequence[int] = piece.cut.get("blocks", range(len(self.parts.blocks)))
+        return found
+
+    def _kept(self, piece: Piece) -> Kept:
+        width = piece.cut.get("width", 1.0)
+        return {} if width == 1 else indices.keep(self.channels, width)
+
+    def view(self, piece: Piece) -> View:
+        """Return where a submodel's tensors live: in the full ones, or in its own."""
+        if piece.size not in self._views:
+            module, kept = self.module(piece), self._kept(piece)
+            slots = cutting.view(self.channels, kept) if kept else {}
+            own = {name: slots.get(name, Slot(name)) for name in own_tensors(module)}
+            self._views[piece.size] = norms.separate(own, self.apart(module), piece.size)
+        return self._views[piece.size]
+
+    def apart(self, module: nn.Module) -> set[str]:
+        """Return the names of the tensors of a submodel that are its own."""
+        return norms.kept_apart(module, self.task.recipe.norm)
+
+    # ---- which submodels there are
+
+    @cached_property
+    def submodels(self) -> tuple[Piece, ...]:
+        """All submodels, smallest first."""
+        options, layout = self.options, stages(self.shapes)
+        shares = options.shares or (self.task.ratios if options.assign == "ratio" else ())
+        if options.published:
+            chosen = submodels.published(self.task.model.name, options.scaling)
+        elif options.widths or options.blocks:
+            pairs = zip_longest(options.widths, options.blocks)
+            chosen = [Submodel(width or 1.0, blocks) for width, blocks in pairs]
+        elif shares:
+            capped = sorted(min(share, 1.0) for share in shares)
+            chosen = [submodels.scaled(share, options.scaling, layout) for share in capped]
+        else:
+            found = (self._fitting(memory, layout) for memory in self.task.budgets)
+            chosen = [submodel for submodel in found if submodel]
+        distinct = dict.fromkeys(chosen) or {Submodel(): None}
+        return tuple(self.piece(number, submodel) for number, submodel in enumerate(distinct))
+
+    def _fitting(self, memory: int | None, layout: Sequence[range]) -> Submodel | None:
+        """Return the largest submodel that fits a budget; None if none does."""
+        if memory is None:
+            return Submodel()
+        family = [
+            submodels.scaled((part + 1) / SHARES, self.options.scaling, layout)
+            for part in range(SHARES)
+        ]
+        fitting = bisect_right(family, memory, key=self._cost)
+        return family[fitting - 1] if fitting else None
+
+    def _cost(self, submodel: Submodel) -> int:
+        """Return the bytes of training a submodel."""
+        module = self._sketch(self.piece(0, submodel).cut).requires_grad_()
+        return self.predicted(module, self.stages(0)[0]).peak
+
+    def _sketch(self, cut: Mapping[str, Any]) -> nn.Module:
+        """Return a submodel without data, to learn its cost from."""
+        return self.reduced(on_meta(self._example), Piece(cut=cut), check=False)
+
+    def peak(self, piece: Piece) -> int:
+        """Return the bytes of one training step of a submodel."""
+        return self.footprint(piece, self.stages(0)[0]).peak
+
+    def piece(self, number: int, submodel: Submodel) -> Piece:
+        """Return a submodel as a piece, named after its share; the whole model is the server's."""
+        blocks = submodel.blocks
+        if submodel.width == 1 and blocks is None:
+            return self.main
+        cut: dict[str, Any] = {"width": submodel.width}
+        if blocks is not None:
+            if not blocks or max(blocks) >= len(self.parts.blocks) or min(blocks) < 0:
+                raise ConfigError(
+                    f"a submodel keeps some of the model's blocks 0 to "
+                    f"{len(self.parts.blocks) - 1}, not {list(blocks)}; see method.blocks"
+                )
+            cut["blocks"] = sorted(set(blocks))
+        return Piece(f"submodel {number + 1} ({self.share(cut):.2f})", cut)
+
+    def share(self, cut: Mapping[str, Any]) -> float:
+        """Return a submodel's share of the model's parameters: NeFL's gamma."""
+        part, whole = (sum(p.numel() for p in self._sketch(c).parameters()) for c in (cut, {}))
+        return part / whole
