@@ -14,7 +14,7 @@ import torch
 
 from sizewise import accounting, norms
 from sizewise.anatomy import Anatomy
-from sizewise.blockwise import Blocks, hidden_shapes
+from sizewise.blockwise import Blocks
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.method import Method
 from sizewise.packing import Packing, pack_blocks
@@ -77,19 +77,13 @@ class Depthwise(Method):
     @cached_property
     def parts(self) -> Anatomy:
         """Stem, blocks and head of the model."""
-        model = self.task.build()
-        parts = self.task.anatomy(model)
+        parts = super().parts
         if not parts.blocks:
             raise ModelError(
-                f"{type(model).__name__} has no blocks between stem and head to train in turn; "
+                f"{self.task.model.name!r} has no blocks between stem and head to train in turn; "
                 "name them in model.anatomy, or choose another method"
             )
         return parts
-
-    @cached_property
-    def shapes(self) -> tuple[torch.Size, ...]:
-        """Shapes of a sample after the stem and after each block."""
-        return hidden_shapes(self.task.build().eval(), self.parts, self.task.image)
 
     def schedule(self, capacity: float | None) -> Schedule:
         """Return what a device with so many bytes, or such a ratio, trains, in which order."""

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from sizewise import flops, memory, norms, rng, server_optim, training
+from sizewise.anatomy import Anatomy
+from sizewise.blockwise import hidden_shapes
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
 from sizewise.memory import Footprint, Meter
@@ -63,6 +65,18 @@ class Method:
     def main(self) -> Piece:
         """The piece that the server's model consists of."""
         return Piece()
+
+    # ---- the model
+
+    @cached_property
+    def parts(self) -> Anatomy:
+        """Stem, blocks and head of the model, for methods that take it apart."""
+        return self.task.anatomy(self.task.build())
+
+    @cached_property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """Shapes of a sample's hidden tensor after the stem and after each block."""
+        return hidden_shapes(self.task.build().eval(), self.parts, self.task.image)
 
     # ---- the server, before the first round
 

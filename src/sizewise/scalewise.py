@@ -5,7 +5,6 @@ model: the full one cut to some of its channels (`cutting`), without some of its
 (`dropping`).
 """
 
-import copy
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ import torch
 from torch import nn
 
 from sizewise import cutting, indices, norms, submodels
-from sizewise.anatomy import Anatomy
-from sizewise.blockwise import hidden_shapes
 from sizewise.channels import Channels, Kept, trace
 from sizewise.dropping import drop_blocks, stages
 from sizewise.dry_run import on_meta
@@ -84,16 +81,6 @@ class Scalewise(Method):
     def _example(self) -> nn.Module:
         """A full model that is never changed."""
         return self.task.build()
-
-    @cached_property
-    def parts(self) -> Anatomy:
-        """Stem, blocks and head of the model."""
-        return self.task.anatomy(self._example)
-
-    @cached_property
-    def shapes(self) -> tuple[torch.Size, ...]:
-        """Shapes of a sample after the stem and after each block."""
-        return hidden_shapes(copy.deepcopy(self._example).eval(), self.parts, self.task.image)
 
     @cached_property
     def channels(self) -> Channels:

@@ -1,0 +1,200 @@
+"""InclusiveFL: models of several depths; the small ones learn from the updates of the large ones.
+
+Liu, Wu, Wu, Chen, Xie: "No One Left Behind: Inclusive Federated Learning over Heterogeneous
+Devices", KDD 2022 (https://arxiv.org/abs/2202.08036).
+
+    size j:    the first L_j blocks and a head of its own, L_1 < L_2 < ...
+    device:    trains the size that it holds
+    server:    g_j <- mean update of the devices of size j, for each j
+               g_j[last block] <- beta m_{j+1} + (1 - beta) g_j[last block]       (distillation)
+               w_j <- server optimiser of size j, applied to g_j
+               m_j <- mean over blocks L_{j-1}..L_j of the update of size j
+               blocks before the last, of all sizes that have them: mean, by the data behind them
+
+The last block of a size and its head are its own; the stem and the blocks before are shared. m is
+that of the last round in which the next larger size was trained; 0 at first. `sharing = false` and
+`beta = 0` are the paper's ablations. Where blocks differ, as in a CNN, the mean for each parameter
+is over those that have it in the same shape.
+
+The public code never applies its distillation (three bugs: METHODS 7.5). There, gradients of all
+devices are taken at the same weights; that is `recipe.max_steps = 1`.
+
+Sizes are depths of any model with blocks, found from bytes; `exits` names them by their number of
+blocks. Heads of feature maps are those of `exits`; of tokens, copies of the model's own.
+
+Discloses: the trained weights of each device, to the server.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sizewise import norms, server_optim
+from sizewise.errors import ConfigError
+from sizewise.merge import CoverageMean
+from sizewise.plan import Piece, Update
+from sizewise.prefixwise import Prefixwise
+from sizewise.state import State
+from sizewise.task import Task
+from sizewise.view import Slot, Tensors, View
+
+
+class InclusiveFL(Prefixwise):
+    """Depths with shared lower blocks and momentum distillation."""
+
+    recipe_defaults: ClassVar[Mapping[str, Any]] = {"server": "fedadam", "server_lr": 0.01}
+
+    @dataclass(frozen=True)
+    class Options(Prefixwise.Options):
+        """Options of InclusiveFL.
+
+        Attributes:
+            beta: How much the last block of a size takes from the next larger one; 0: nothing.
+            sharing: Whether sizes share their stem and lower blocks.
+            server_lrs: The server's step size for each size, smallest first; default: the recipe's.
+        """
+
+        beta: float = 0.2
+        sharing: bool = True
+        server_lrs: tuple[float, ...] = ()
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.beta <= 1:
+                raise ConfigError(f"method.beta must be in [0, 1], not {self.beta}")
+            if not all(0 < lr < math.inf for lr in self.server_lrs):
+                raise ConfigError("method.server_lrs must all be positive numbers")
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        norms.refuse_apart(task.recipe.norm, "inclusivefl")
+
+    # ---- what is shared
+
+    def view(self, piece: Piece) -> View:
+        """Return where a size's tensors live; its last block is its own, the whole model's not."""
+        if piece.size not in self._views:
+            shared, stop = super().view(piece), piece.cut["exits"][-1]
+            if stop < len(self.parts.blocks):
+                last = f"{self.parts.blocks[stop - 1]}." if stop else None
+                shared = {
+                    local: Slot(f"{slot.name}@{piece.size}") if self._isolated(slot, last) else slot
+                    for local, slot in shared.items()
+                }
+            self._views[piece.size] = shared
+        return self._views[piece.size]
+
+    def _isolated(self, slot: Slot, last: str | None) -> bool:
+        if slot.name.startswith("exits."):
+            return False  # Named after its depth already.
+        return not self.options.sharing or (last is not None and slot.name.startswith(last))
+
+    def setup(self) -> State:
+        """Return the whole model, and the blocks and heads that sizes have of their own."""
+        state = super().setup()
+        depths = state.extras["depths"]
+        if self.options.server_lrs and len(self.options.server_lrs) != len(depths):
+            raise ConfigError(
+                f"method.server_lrs needs one number for each of the {len(depths)} sizes that "
+                f"devices train, not {len(self.options.server_lrs)}"
+            )
+        # All sizes begin with the same blocks, pre-trained or not.
+        tensors = {name: state.tensors[name.partition("@")[0]].clone() for name in state.tensors}
+        return replace(state, tensors=tensors)
+
+    # ---- the server, after a round
+
+    def merge(self, state: State, updates: Iterable[Update]) -> State:
+        """Return the next state: a step for each size, then a mean over the sizes."""
+        means: dict[str, CoverageMean] = {}
+        weights: dict[str, float] = defaultdict(float)
+        for update in updates:
+            size = update.plan.piece.size
+            mean = means.setdefault(size, CoverageMean(state.tensors))
+            mean.add(update.tensors, self.view(update.plan.piece), self.weight(update))
+            weights[size] += self.weight(update)
+        sizes, memory = self.pieces(state), dict(state.memory)
+        proposed: dict[str, list[tuple[Tensor, float]]] = defaultdict(list)
+        for number, piece in enumerate(sizes):
+            if piece.size in means:
+                merged = means.pop(piece.size).result()
+                tensors, remembered = self._stepped(state, sizes, number, merged)
+                memory |= remembered
+                for name, tensor in tensors.items():
+                    proposed[name].append((tensor, weights[piece.size]))
+        agreed = {name: _mean(found) for name, found in proposed.items()}
+        return replace(state, tensors={**state.tensors, **agreed}, memory=memory)
+
+    def _stepped(
+        self, state: State, sizes: Sequence[Piece], number: int, merged: Tensors
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors of one size after the server's step, and what it remembers."""
+        piece, view = sizes[number], self.view(sizes[number])
+        old = {slot.name: state.tensors[slot.name] for slot in view.values()}
+        new = {name: merged[name] for name in old}
+        learned = [view[name].name for name, _ in self.module(piece).named_parameters()]
+        steps = {name: new[name] - old[name] for name in learned}
+        recipe, beta, memory = self.task.recipe, self.options.beta, {}
+        if number:
+            for key, blocks in self._taught(sizes[number - 1], piece).items():
+                layers = [steps[self._block(piece, block)[key]] for block in blocks]
+                memory[f"momentum/{piece.size}/{key}"] = torch.stack(layers).mean(dim=0)
+        if beta and number + 1 < len(sizes):
+            larger = sizes[number + 1]
+            for key in self._taught(piece, larger):
+                name = self._block(piece, _stop(piece) - 1)[key]
+                momentum = state.memory.get(f"momentum/{larger.size}/{key}", 0.0)
+                new[name] = old[name] + beta * momentum + (1 - beta) * steps[name]
+        if self.options.server_lrs:
+            recipe = replace(recipe, server_lr=self.options.server_lrs[number])
+        own, everybody = f"server/{piece.size}/", dict.fromkeys(learned, True)
+        before = {k.removeprefix(own): t for k, t in state.memory.items() if k.startswith(own)}
+        tensors, moments = server_optim.apply(recipe, old, new, before, everybody)
+        return tensors, memory | {own + key: moment for key, moment in moments.items()}
+
+    def _block(self, piece: Piece, number: int) -> dict[str, str]:
+        """Return the server's names of a block's parameters, by their names within the block."""
+        view, prefix = self.view(piece), f"model.{self.parts.blocks[number]}."
+        names = (name for name, _ in self.module(piece).named_parameters())
+        return {n.removeprefix(prefix): view[n].name for n in names if n.startswith(prefix)}
+
+    def _taught(self, smaller: Piece, larger: Piece) -> dict[str, list[int]]:
+        """Return, by its name within a block, who teaches each parameter of a size's last block.
+
+        These are the blocks of the next larger size, from that block on, that have it in the same
+        shape.
+        """
+        if not _stop(smaller):
+            return {}  # It has no block at all.
+        module, last = self.module(larger), _stop(smaller) - 1
+        blocks = {
+            number: dict(
+                module.get_submodule(f"model.{self.parts.blocks[number]}").named_parameters()
+            )
+            for number in range(last, _stop(larger))
+        }
+        return {
+            key: [n for n, block in blocks.items() if key in block and block[key].shape == p.shape]
+            for key, p in blocks[last].items()
+        }
+
+
+def _stop(piece: Piece) -> int:
+    """Return the number of blocks of a size."""
+    return int(piece.cut["exits"][-1])
+
+
+def _mean(found: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """Return the weighted mean of one tensor of several sizes; of counters, the furthest."""
+    if len(found) == 1:
+        return found[0][0]
+    tensors = torch.stack([tensor for tensor, _ in found])
+    if not tensors.is_floating_point():
+        return tensors.amax(dim=0)
+    shares = tensors.new_tensor([weight for _, weight in found])
+    mean: Tensor = torch.tensordot(shares / shares.sum(), tensors, dims=1)
+    return mean

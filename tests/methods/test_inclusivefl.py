@@ -1,0 +1,177 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import do_round
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Partition
+from sizewise.engines.site import Site
+from sizewise.errors import ConfigError
+from sizewise.fleet import Device
+from sizewise.methods.fedavg import FedAvg
+from sizewise.methods.inclusivefl import InclusiveFL
+from sizewise.plan import Update
+from sizewise.state import State
+from sizewise.task import Task
+from sizewise.training import own_tensors
+from sizewise.view import cut
+
+Tasks = Callable[..., Task]
+Run = Callable[..., State]
+
+VIT = {"depth": 4, "dim": 8, "heads": 2}
+WEIGHT = "attention.query.weight"
+
+
+def method(make_task: Tasks, recipe: dict[str, Any] | None = None, **options: Any) -> InclusiveFL:
+    """Two sizes of a transformer: two blocks and four."""
+    task = replace(
+        make_task("vit", VIT, **{"server": "fedavg", "server_lr": 1.0, **(recipe or {})}),
+        ratios=(0.5, 1.0),
+        budgets=(1, 2),
+    )
+    return InclusiveFL(task, InclusiveFL.Options(exits=(2,), assign="ratio", **options))
+
+
+def sent(chosen: InclusiveFL, state: State, ratio: float, samples: int = 1) -> Update:
+    """An update in which block n moved by n + 1, and everything else by a half."""
+    plan = chosen.plan(state, Device(0, "a", 1, ratio=ratio), 0)
+    moved = {}
+    for name, tensor in cut(state.tensors, chosen.view(plan.piece)).items():
+        block = name.split(".")[2] if name.startswith("model.blocks.") else ""
+        moved[name] = tensor + (int(block) + 1.0 if block else 0.5)
+    return Update(plan, moved, samples=samples, steps=1, loss=0.0)
+
+
+def step(before: State, after: State, name: str) -> float:
+    moved = after.tensors[name] - before.tensors[name]
+    assert torch.allclose(moved, moved.flatten()[0].expand_as(moved), atol=1e-5)
+    return round(float(moved.flatten()[0]), 4)
+
+
+def test_19_the_last_block_takes_the_mean_update_of_the_larger_size(make_task: Tasks) -> None:
+    chosen = method(make_task, beta=1.0)
+    start = chosen.setup()
+    first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
+    own = f"blocks.1.{WEIGHT}@exit 1"
+    assert step(start, first, own) == 0.0  # Momentum is 0 at first.
+    second = chosen.merge(first, [sent(chosen, first, 0.5)])
+    assert step(first, second, own) == 3.0  # Blocks 2, 3 and 4 moved by 2, 3 and 4.
+    third = chosen.merge(second, [sent(chosen, second, 0.5)])
+    assert step(second, third, own) == 3.0  # Until the larger size is trained again.
+
+
+def test_19_without_distillation_it_keeps_its_own_update(make_task: Tasks) -> None:
+    chosen = method(make_task, beta=0.0)
+    start = chosen.setup()
+    first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
+    second = chosen.merge(first, [sent(chosen, first, 0.5)])
+    for before, after in ((start, first), (first, second)):
+        assert step(before, after, f"blocks.1.{WEIGHT}@exit 1") == 2.0
+
+
+def test_in_between_is_a_mixture(make_task: Tasks) -> None:
+    chosen = method(make_task, beta=0.25)
+    start = chosen.setup()
+    first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
+    own = f"blocks.1.{WEIGHT}@exit 1"
+    assert step(start, first, own) == 0.75 * 2
+    second = chosen.merge(first, [sent(chosen, first, 0.5)])
+    assert step(first, second, own) == 0.25 * 3 + 0.75 * 2
+
+
+def test_the_stem_and_lower_blocks_are_shared_and_the_rest_is_not(make_task: Tasks) -> None:
+    chosen = method(make_task)
+    small, large = chosen.trainee(1), chosen.trainee(2)
+    views = {"small": chosen.view(small), "large": chosen.view(large)}
+    for name in ("stem.position", f"blocks.0.{WEIGHT}"):
+        assert {view[f"model.{name}"].name for view in views.values()} == {name}
+    assert views["small"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}@exit 1"
+    assert views["large"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}"
+    heads = [
+        {slot.name for name, slot in view.items() if "head" in name or "exits" in name}
+        for view in views.values()
+    ]
+    assert all(heads)
+    assert heads[0].isdisjoint(heads[1])
+
+
+def test_shared_blocks_are_averaged_by_the_data_behind_them(make_task: Tasks) -> None:
+    chosen = method(make_task, beta=0.0)
+    start = chosen.setup()
+    small, large = sent(chosen, start, 0.5, samples=3), sent(chosen, start, 1.0, samples=1)
+    tensors = {name: tensor + 4 for name, tensor in large.tensors.items()}
+    after = chosen.merge(start, [small, replace(large, tensors=tensors)])
+    assert step(start, after, f"blocks.0.{WEIGHT}") == (3 * 1 + 1 * 5) / 4
+    assert step(start, after, f"blocks.1.{WEIGHT}") == 2 + 4
+    assert step(start, after, f"blocks.1.{WEIGHT}@exit 1") == 2
+
+
+def test_every_size_has_its_own_server_optimiser(make_task: Tasks) -> None:
+    recipe = {"server": "fedadam", "server_lr": 0.1, "server_tau": 1e-9, "server_momentum": 0.0}
+    chosen = method(make_task, recipe | {"server_beta2": 0.0}, beta=0.0, server_lrs=(0.1, 0.5))
+    start = chosen.setup()
+    after = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
+    # Adam without moments takes steps of the size of its rate, whatever the gradient.
+    assert step(start, after, f"blocks.1.{WEIGHT}@exit 1") == 0.1
+    assert step(start, after, f"blocks.3.{WEIGHT}") == 0.5
+    assert step(start, after, f"blocks.0.{WEIGHT}") == 0.3
+    kept = {key.split("/")[1] for key in after.memory if key.startswith("server/")}
+    assert kept == {"exit 1", "exit 2"}
+
+
+def test_all_sizes_begin_with_the_same_blocks(make_task: Tasks) -> None:
+    chosen = method(make_task)
+    state = chosen.setup()
+    whole = own_tensors(chosen.task.build())
+    for name in (f"blocks.0.{WEIGHT}", f"blocks.1.{WEIGHT}"):
+        assert torch.equal(state.tensors[name], whole[name])
+    assert torch.equal(state.tensors[f"blocks.1.{WEIGHT}@exit 1"], whole[f"blocks.1.{WEIGHT}"])
+
+
+def test_without_sharing_sizes_are_apart(make_task: Tasks) -> None:
+    chosen = method(make_task, sharing=False, beta=0.0)
+    start = chosen.setup()
+    after = chosen.merge(start, [sent(chosen, start, 0.5)])
+    large = chosen.view(chosen.trainee(2)).values()
+    assert all(torch.equal(after.tensors[s.name], start.tensors[s.name]) for s in large)
+    small = chosen.view(chosen.trainee(1)).values()
+    assert not any(torch.equal(after.tensors[s.name], start.tensors[s.name]) for s in small)
+
+
+def test_one_size_is_fedavg(make_task: Tasks, federate: Run) -> None:
+    task = make_task("resnet8", {})
+    alone, fedavg = federate(InclusiveFL(task)), federate(FedAvg(task))
+    for name, tensor in fedavg.tensors.items():
+        assert torch.allclose(alone.tensors[name], tensor, atol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "args"), [("vit", VIT), ("resnet14", {})])
+def test_it_trains_any_model_within_bytes(
+    make_task: Tasks, dataset: Dataset, partition: Partition, model: str, args: Any
+) -> None:
+    free = InclusiveFL(make_task(model, args))
+    (stage,) = free.stages(0)
+    peaks = [free.footprint(free.trainee(depth), stage).peak for depth in (1, len(free.stops))]
+    task = replace(free.task, budgets=tuple(peaks), ratios=(0.5, 1.0), enforce=True)
+    site = Site(InclusiveFL(task), dataset, partition)
+    state = site.method.setup()
+    for round_index in range(2):
+        state, updates = do_round(site, state, round_index)
+        for update in updates:
+            assert update.peak_bytes <= update.plan.budget  # type: ignore[operator]
+    assert len({update.plan.piece.size for update in updates}) == 2
+    assert len(site.method.deploy(state)) == 2
+    assert any(key.startswith("momentum/") for key in state.memory)
+
+
+def test_bad_options_are_refused(make_task: Tasks) -> None:
+    with pytest.raises(ConfigError, match=r"method.beta must be in \[0, 1\], not 2"):
+        InclusiveFL.Options(beta=2)
+    with pytest.raises(ConfigError, match="must all be positive"):
+        InclusiveFL.Options(server_lrs=(0.0,))
+    with pytest.raises(ConfigError, match="each of the 2 sizes that devices train, not 3"):
+        method(make_task, server_lrs=(1.0, 1.0, 1.0)).setup()
