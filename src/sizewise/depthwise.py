@@ -77,7 +77,7 @@ class Depthwise(Method):
     @cached_property
     def parts(self) -> Anatomy:
         """Stem, blocks and head of the model."""
-        parts = super().parts
+        parts = self.task.anatomy(self.task.build())
         if not parts.blocks:
             raise ModelError(
                 f"{self.task.model.name!r} has no blocks between stem and head to train in turn; "

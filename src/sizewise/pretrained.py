@@ -1,9 +1,7 @@
-"""Starting from weights that somebody has trained: any file with a state dict."""
+"""Starting from weights that somebody has trained: any state dict, as safetensors."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -15,9 +13,10 @@ from sizewise.view import Tensors
 def load(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict, by name.
 
+    Files of `torch.save` are refused: reading one can run code.
+
     Args:
-        path: A `.safetensors` file, a folder with a `model.safetensors`, or a file of `torch.save`,
-            of which only tensors are read: no code in it is ever run.
+        path: A `.safetensors` file, or a folder with a `model.safetensors`.
 
     Raises:
         ConfigError: There is no such file, or it holds something else.
@@ -25,20 +24,14 @@ def load(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         path = path / "model.safetensors"
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
+        return load_file(path)
+    except OSError:
         raise ConfigError(f"model.weights: there is no file {str(path)!r}") from None
-    except Exception as error:  # torch.load raises whatever the bytes make it stumble over
-        kind = "safetensors file" if isinstance(error, SafetensorError) else "file of weights"
-        raise ConfigError(f"model.weights: {str(path)!r} is no {kind} that can be read") from None
-    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
+    except SafetensorError:
         raise ConfigError(
-            f"model.weights: {str(path)!r} holds no state dict; save it with "
-            "torch.save(model.state_dict(), path)"
-        )
-    return dict(found)
+            f"model.weights: {str(path)!r} is no safetensors file; write one with "
+            "safetensors.torch.save_file(model.state_dict(), path)"
+        ) from None
 
 
 def fitting(weights: Tensors, model: Tensors, source: str) -> dict[str, Tensor]:

@@ -142,8 +142,10 @@ class Scalewise(Method):
             chosen = [submodels.scaled(share, options.scaling, layout) for share in capped]
         else:
             found = (self._fitting(memory, layout) for memory in self.task.budgets)
-            chosen = [submodel for submodel in found if submodel]
-        distinct = dict.fromkeys(chosen) or {Submodel(): None}
+            # Where nobody can hold any, the smallest says what it would take.
+            least = submodels.scaled(1 / SHARES, options.scaling, layout)
+            chosen = [submodel for submodel in found if submodel] or [least]
+        distinct = dict.fromkeys(chosen)
         return tuple(self.piece(number, submodel) for number, submodel in enumerate(distinct))
 
     def _fitting(self, memory: int | None, layout: Sequence[range]) -> Submodel | None:

@@ -26,7 +26,7 @@ class ModelConfig:
         args: Further arguments of its factory.
         anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
             `sizewise.anatomy`. Methods that take a model apart need them.
-        weights: A file with a state dict to start from; see `sizewise.pretrained`.
+        weights: A safetensors file with a state dict to start from; see `sizewise.pretrained`.
     """
 
     name: str = "preresnet20"

@@ -56,7 +56,7 @@ def test_19_the_last_block_takes_the_mean_update_of_the_larger_size(make_task: T
     chosen = method(make_task, beta=1.0)
     start = chosen.setup()
     first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
-    own = f"blocks.1.{WEIGHT}@exit 1"
+    own = f"blocks.1.{WEIGHT}@depth 1"
     assert step(start, first, own) == 0.0  # Momentum is 0 at first.
     second = chosen.merge(first, [sent(chosen, first, 0.5)])
     assert step(first, second, own) == 3.0  # Blocks 2, 3 and 4 moved by 2, 3 and 4.
@@ -70,14 +70,14 @@ def test_19_without_distillation_it_keeps_its_own_update(make_task: Tasks) -> No
     first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
     second = chosen.merge(first, [sent(chosen, first, 0.5)])
     for before, after in ((start, first), (first, second)):
-        assert step(before, after, f"blocks.1.{WEIGHT}@exit 1") == 2.0
+        assert step(before, after, f"blocks.1.{WEIGHT}@depth 1") == 2.0
 
 
 def test_in_between_is_a_mixture(make_task: Tasks) -> None:
     chosen = method(make_task, beta=0.25)
     start = chosen.setup()
     first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
-    own = f"blocks.1.{WEIGHT}@exit 1"
+    own = f"blocks.1.{WEIGHT}@depth 1"
     assert step(start, first, own) == 0.75 * 2
     second = chosen.merge(first, [sent(chosen, first, 0.5)])
     assert step(first, second, own) == 0.25 * 3 + 0.75 * 2
@@ -89,7 +89,7 @@ def test_the_stem_and_lower_blocks_are_shared_and_the_rest_is_not(make_task: Tas
     views = {"small": chosen.view(small), "large": chosen.view(large)}
     for name in ("stem.position", f"blocks.0.{WEIGHT}"):
         assert {view[f"model.{name}"].name for view in views.values()} == {name}
-    assert views["small"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}@exit 1"
+    assert views["small"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}@depth 1"
     assert views["large"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}"
     heads = [
         {slot.name for name, slot in view.items() if "head" in name or "exits" in name}
@@ -107,7 +107,7 @@ def test_shared_blocks_are_averaged_by_the_data_behind_them(make_task: Tasks) ->
     after = chosen.merge(start, [small, replace(large, tensors=tensors)])
     assert step(start, after, f"blocks.0.{WEIGHT}") == (3 * 1 + 1 * 5) / 4
     assert step(start, after, f"blocks.1.{WEIGHT}") == 2 + 4
-    assert step(start, after, f"blocks.1.{WEIGHT}@exit 1") == 2
+    assert step(start, after, f"blocks.1.{WEIGHT}@depth 1") == 2
 
 
 def test_every_size_has_its_own_server_optimiser(make_task: Tasks) -> None:
@@ -116,11 +116,11 @@ def test_every_size_has_its_own_server_optimiser(make_task: Tasks) -> None:
     start = chosen.setup()
     after = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
     # Adam without moments takes steps of the size of its rate, whatever the gradient.
-    assert step(start, after, f"blocks.1.{WEIGHT}@exit 1") == 0.1
+    assert step(start, after, f"blocks.1.{WEIGHT}@depth 1") == 0.1
     assert step(start, after, f"blocks.3.{WEIGHT}") == 0.5
     assert step(start, after, f"blocks.0.{WEIGHT}") == 0.3
     kept = {key.split("/")[1] for key in after.memory if key.startswith("server/")}
-    assert kept == {"exit 1", "exit 2"}
+    assert kept == {"depth 1", "depth 2"}
 
 
 def test_all_sizes_begin_with_the_same_blocks(make_task: Tasks) -> None:
@@ -129,7 +129,7 @@ def test_all_sizes_begin_with_the_same_blocks(make_task: Tasks) -> None:
     whole = own_tensors(chosen.task.build())
     for name in (f"blocks.0.{WEIGHT}", f"blocks.1.{WEIGHT}"):
         assert torch.equal(state.tensors[name], whole[name])
-    assert torch.equal(state.tensors[f"blocks.1.{WEIGHT}@exit 1"], whole[f"blocks.1.{WEIGHT}"])
+    assert torch.equal(state.tensors[f"blocks.1.{WEIGHT}@depth 1"], whole[f"blocks.1.{WEIGHT}"])
 
 
 def test_without_sharing_sizes_are_apart(make_task: Tasks) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from conftest import do_round
@@ -279,8 +280,9 @@ def test_it_starts_from_a_state_dict_with_fresh_norms_for_submodels(
         for tensor in trained.parameters():
             tensor.fill_(0.5)
     weights = {n: t for n, t in trained.state_dict().items() if not n.startswith("head.")}
-    torch.save({**weights, "head.linear.weight": torch.zeros(7, 64)}, tmp_path / "weights.pt")
-    chosen = replace(task.model, weights=str(tmp_path / "weights.pt"))
+    weights["head.linear.weight"] = torch.zeros(7, 64)
+    save_file(weights, tmp_path / "weights.safetensors")
+    chosen = replace(task.model, weights=str(tmp_path / "weights.safetensors"))
     method = NeFL(replace(task, model=chosen), NeFL.Options(widths=(0.5, 1.0)))
     state = method.setup().tensors
     assert torch.all(state["blocks.0.conv1.weight"] == 0.5)

@@ -75,6 +75,10 @@ class InclusiveFL(Prefixwise):
 
     # ---- what is shared
 
+    def trainee(self, depth: int) -> Piece:
+        """Return the size of a depth: its blocks and its head."""
+        return replace(self.single(depth), size=f"depth {depth}")
+
     def view(self, piece: Piece) -> View:
         """Return where a size's tensors live; its last block is its own, the whole model's not."""
         if piece.size not in self._views:
