@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sizewise import norms
-from sizewise.plan import Piece
+from sizewise.fleet import Device
+from sizewise.plan import Piece, Plan
+from sizewise.state import State
 from sizewise.training import own_tensors
 from sizewise.view import Index, Slot, View, cut
 from sizewise.widthwise import Widthwise
@@ -86,6 +88,12 @@ class NestedWidths(Widthwise):
         if not within:
             return self.piece(width)
         return Piece(f"widths up to {width:.4g}", {"width": width, "within": within})
+
+    def most(self, state: State, device: Device, round_index: int) -> Plan:
+        """Return the plan for the largest width of a device, whatever it draws."""
+        piece = self.trainee(Widthwise.width(self, device, round_index))
+        plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
+        return self.affordable(plan, device)
 
     def build(self, piece: Piece) -> nn.Module:
         """Build a piece's model, around the narrower ones if it has any."""

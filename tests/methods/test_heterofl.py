@@ -82,6 +82,14 @@ def test_levels_that_do_not_fit_are_never_drawn(make_task: Tasks) -> None:
     assert counts[0.25] / 1500 == pytest.approx(0.75, abs=0.04)
 
 
+def test_a_preview_shows_the_largest_level(make_task: Tasks) -> None:
+    task = make_task(shares=(0.5, 1))
+    method = HeteroFL(task, options(widths=(1, 0.5, 0.25), levels="dynamic"))
+    state, device = method.setup(), devices_of(task)[0]
+    plans = [method.most(state, device, round_index) for round_index in range(9)]
+    assert {plan.piece.cut["width"] for plan in plans} == {0.5}
+
+
 def test_levels_depend_on_seed_round_and_device_alone(make_task: Tasks) -> None:
     chosen = options(widths=(0.25, 0.5, 1), levels="dynamic")
 
