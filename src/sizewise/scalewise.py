@@ -174,17 +174,19 @@ class Scalewise(Method):
 
     def piece(self, number: int, submodel: Submodel) -> Piece:
         """Return a submodel as a piece, named after its share; the whole model is the server's."""
-        blocks = submodel.blocks
-        if submodel.width == 1 and blocks is None:
-            return self.main
         cut: dict[str, Any] = {"width": submodel.width}
-        if blocks is not None:
-            if not blocks or max(blocks) >= len(self.parts.blocks) or min(blocks) < 0:
+        if submodel.blocks is not None:
+            cut["blocks"] = sorted(set(submodel.blocks))
+            count = len(self.parts.blocks)
+            if not cut["blocks"] or cut["blocks"][0] < 0 or cut["blocks"][-1] >= count:
                 raise ConfigError(
-                    f"a submodel keeps some of the model's blocks 0 to "
-                    f"{len(self.parts.blocks) - 1}, not {list(blocks)}; see method.blocks"
+                    f"a submodel keeps some of the model's blocks 0 to {count - 1}, not "
+                    f"{cut['blocks']}; see method.blocks"
                 )
-            cut["blocks"] = sorted(set(blocks))
+            if len(cut["blocks"]) == count:
+                del cut["blocks"]
+        if cut == {"width": 1.0}:
+            return self.main
         return Piece(f"submodel {number + 1} ({self.share(cut):.2f})", cut)
 
     def share(self, cut: Mapping[str, Any]) -> float:

@@ -311,6 +311,11 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         NeFL.Options(**options)
 
 
+def test_all_blocks_at_full_width_are_the_model(make_task: Tasks) -> None:
+    method = NeFL(resnet(make_task, "resnet8"), NeFL.Options(blocks=((0,), (2, 1, 0))))
+    assert method.submodels[1] == method.main
+
+
 def test_unknown_blocks_and_names_are_refused(make_task: Tasks) -> None:
     task = resnet(make_task, "resnet8")
     with pytest.raises(ConfigError, match="blocks 0 to 2, not \\[3\\]"):

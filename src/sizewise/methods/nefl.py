@@ -1,7 +1,7 @@
 """NeFL: nested submodels, scaled in width and depth, that keep their norms and step sizes apart.
 
-Kang, Cha, Kang, Ha: "NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous
-Clients" (https://arxiv.org/abs/2308.07761).
+Kang, Cha, Shin, Lee, Kang: "NeFL: Nested Model Scaling for Federated Learning with System
+Heterogeneous Clients" (https://arxiv.org/abs/2308.07761).
 
     submodel i:  a share of the channels (the first ones) and some of the residual blocks,
                  Y <- Y + s_j F_j(Y), with step sizes s_j that learn, from 1

@@ -1,0 +1,111 @@
+"""NeFL, Table 8: parameters and FLOPs of every published submodel, and the bytes of training it.
+
+    python papers/nefl/counts.py [--only MODEL ...]
+
+Writes `counts.paper.md`: for each network and way of scaling, each submodel's parameters, their
+share of the network's, the share that its table states (gamma_W times gamma_D), the FLOPs of
+training on one sample, and the predicted peak of a training step of SGD at batch 32. Step sizes,
+one or two for each block, are counted as well. Nothing is trained. ResNets have images of 32
+pixels, ViT-B/16 of 224. Wide-ResNet-101-2 has ImageNet's stem; its images are taken to be of 224
+pixels too.
+"""
+
+import argparse
+import time
+
+import shared
+
+from sizewise import flops, submodels
+from sizewise.methods.nefl import NeFL
+from sizewise.recipe import Recipe
+from sizewise.step import cross_entropy
+from sizewise.submodels import Scaling
+from sizewise.task import ModelConfig, Task
+
+CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
+PLAIN = {"projection": 1, "global_pool": True}
+
+MODELS: dict[str, tuple[str, tuple[int, int, int], dict[str, object]]] = {
+    "resnet18": ("ResNet-18", CIFAR, {}),
+    "resnet34": ("ResNet-34", CIFAR, {}),
+    "resnet56": ("ResNet-56", CIFAR, PLAIN),
+    "resnet110": ("ResNet-110", CIFAR, PLAIN),
+    "vit_base": ("ViT-B/16", IMAGENET, {}),
+    "wide_resnet101_2": ("Wide-ResNet-101-2", IMAGENET, {}),
+}
+
+# Shares of the parameters, gamma_W times gamma_D, where our notes have them (METHODS 5.2).
+FIFTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
+STATED: dict[tuple[str, Scaling], tuple[float, ...]] = {
+    ("resnet18", "width"): FIFTHS,
+    ("resnet18", "depth"): (0.20, 0.39, 0.57, 0.81, 1),
+    ("resnet18", "both"): (0.34 * 0.58, 0.4, 0.6, 0.8, 1),
+    ("resnet34", "width"): FIFTHS,
+    ("resnet34", "depth"): (0.23, 0.39, 0.61, 0.81, 1),
+    ("resnet34", "both"): (0.378 * 0.53, 0.625 * 0.64, 0.771 * 0.78, 0.9 * 0.89, 1),
+    ("resnet56", "width"): FIFTHS,
+    ("resnet110", "width"): FIFTHS,
+}
+FAMILIES: dict[str, tuple[Scaling, ...]] = {
+    "vit_base": ("depth", "both"),
+    "wide_resnet101_2": ("depth",),
+}
+LETTERS: dict[Scaling, str] = {"width": "W", "depth": "D", "both": "WD"}
+
+
+def rows(model: str) -> list[str]:
+    """Return the rows of one network."""
+    label, image, args = MODELS[model]
+    recipe = Recipe(batch=32, momentum=0.0, weight_decay=0.0, norm="tracked")
+    method = NeFL(Task(ModelConfig(model, args), recipe, image, classes=10))
+    (stage,) = method.stages(0)
+    whole = sum(parameter.numel() for parameter in method._sketch({}).parameters())
+    lines, known = [], {}
+    for scaling in FAMILIES.get(model, ("width", "depth", "both")):
+        chosen = submodels.published(model, scaling)
+        stated = STATED.get((model, scaling))
+        for number, submodel in enumerate(chosen):
+            if submodel not in known:
+                blocks = {} if submodel.blocks is None else {"blocks": list(submodel.blocks)}
+                module = method._sketch({"width": submodel.width, **blocks}).requires_grad_()
+                known[submodel] = (
+                    sum(parameter.numel() for parameter in module.parameters()),
+                    flops.per_sample(module, image, cross_entropy, None),
+                    method.predicted(module, stage).peak,
+                )
+            parameters, work, peak = known[submodel]
+            kept = len(method.parts.blocks if submodel.blocks is None else submodel.blocks)
+            cells = (
+                f"{label} {LETTERS[scaling]}{number + 1}",
+                f"{submodel.width:.3f}",
+                f"{kept}",
+                f"{parameters:,}",
+                f"{parameters / whole:.3f}",
+                f"{stated[number]:.3f}" if stated else "",
+                f"{work / 1e6:,.0f}",
+                f"{peak / 1e6:,.1f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    """Count, and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="*", choices=MODELS, help="networks; default: all")
+    chosen = parser.parse_args()
+    heads = ("submodel", "channels", "blocks", "parameters", "share", "stated")
+    heads += ("MFLOP a sample, training", "peak MB, batch 32")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for model in chosen.only or MODELS:
+        start = time.process_time()
+        lines += rows(model)
+        print(f"{model}: {time.process_time() - start:.0f} s of CPU", flush=True)
+    if chosen.only:
+        print("\n".join(lines))
+    else:
+        shared.write(lines, shared.HERE / "counts.paper.md")
+
+
+if __name__ == "__main__":
+    main()
