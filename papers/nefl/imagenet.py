@@ -1,10 +1,11 @@
 """Give the weights of torchvision's ResNets our names, for `model.weights`.
 
-    python papers/nefl/imagenet.py resnet18.pth runs/papers/nefl-imagenet/resnet18.safetensors
+    python papers/nefl/imagenet.py resnet18.safetensors TARGET.safetensors
 
-Takes the state dict of torchvision's `resnet18`, `resnet34` or `wide_resnet101_2`, as its `.pth`
-files hold it, and writes the convolutions of the residual blocks. As in NeFL, stem and classifier
-are left out and start fresh, and so do the norms.
+Takes the state dict of torchvision's `resnet18`, `resnet34` or `wide_resnet101_2` as safetensors
+(its `.pth` files can run code when they are read, so convert them where you trust them), and writes
+the convolutions of the residual blocks. As in NeFL, stem and classifier are left out and start
+fresh, and so do the norms.
 """
 
 import argparse
