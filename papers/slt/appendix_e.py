@@ -1,0 +1,52 @@
+"""SLT, Appendix E: what the memory of training is for: weights, gradients or activations.
+
+    python papers/slt/appendix_e.py [--scale paper]
+
+Writes `appendix_e.SCALE.md`: for the paper's models at batch 32, the shares by the paper's
+accounting, which adds up the outputs of all layers, and at the peak of a real training step, as we
+predict it byte by byte; there, also the optimiser's momentum, the batch and temporaries. At mini
+scale images have half the side.
+"""
+
+import shared
+import torch
+
+from sizewise import accounting
+from sizewise.method import Method
+
+MIB = 2**20
+
+
+def row(model: str, scale: str) -> str:
+    """Return the shares of one model."""
+    task = shared.task(model, scale)
+    module = task.build()
+    weights = 4 * sum(parameter.numel() for parameter in module.parameters())
+    images = torch.empty((shared.BATCH, *task.image), device="meta")
+    counted = accounting.hooks(module, images)
+    # By the paper's accounting, gradients of weights are as large as these, all alive together.
+    paper = [f"{100 * part / counted:.1f}" for part in (weights, weights, counted - 2 * weights)]
+    method = Method(task)
+    (stage,) = method.stages(0)
+    real = method.footprint(method.main, stage)
+    others = real.optimizer_state + real.batch + real.workspace
+    parts = (real.parameters, real.gradients, real.activations, others)
+    step = [f"{100 * part / real.peak:.1f}" for part in parts]
+    cells = [f"{counted / MIB:.1f}", *paper, f"{real.peak / MIB:.1f}", *step]
+    return f"| {model}, {task.image[1]}x{task.image[2]} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Write the table."""
+    scale = shared.scale(__doc__, "paper")
+    lines = [
+        "| batch 32 | paper's MiB | weights % | gradients % | activations % "
+        "| peak MiB | weights % | gradients % | activations % | others % |",
+        "|---" * 10 + "|",
+        *(row(model, scale) for model in shared.DATA),
+    ]
+    shared.write(lines, shared.HERE / f"appendix_e.{scale}.md")
+
+
+if __name__ == "__main__":
+    main()
