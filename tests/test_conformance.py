@@ -348,6 +348,9 @@ def pool() -> Iterator[PoolEngine]:
         {"name": "splitmix"},
         {"name": "feddropout"},
         {"name": "heterofl", "widths": [0.125, 0.5], "mask_labels": True, "slimmable": True},
+        {"name": "nefl", "widths": [0.125, 0.4, 0.9]},
+        {"name": "depthfl", "exits": [0], "assign": "ratio"},
+        {"name": "inclusivefl", "exits": [0], "assign": "ratio"},
     ],
     ids=lambda method: method["name"],
 )

@@ -44,7 +44,7 @@ class Method:
     discloses: frozenset[str] = frozenset({"weights"})
     ignores_budgets: bool = False
     recipe_defaults: ClassVar[Mapping[str, Any]] = {}
-    steady: ClassVar[bool] = True
+    steady: bool = True
 
     @dataclass(frozen=True)
     class Options:

@@ -33,6 +33,7 @@ from sizewise.fleet import Device
 from sizewise.nested import NestedWidths
 from sizewise.plan import Piece, Stage
 from sizewise.step import Loss, backpropagate
+from sizewise.task import Task
 from sizewise.training import Shard
 
 
@@ -40,7 +41,6 @@ class FjORD(NestedWidths):
     """Ordered dropout."""
 
     recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "per_width_stats"}
-    steady: ClassVar[bool] = False
 
     @dataclass(frozen=True)
     class Options(NestedWidths.Options):
@@ -55,6 +55,10 @@ class FjORD(NestedWidths):
         widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
         distil: bool = False
         draw: Literal["batch", "round"] = "batch"
+
+    def __init__(self, task: Task, options: Any = None) -> None:
+        super().__init__(task, options)
+        self.steady = self.options.draw == "round"
 
     def fitting(self) -> list[float]:
         """Return the widths that devices train: all up to the largest that anyone can hold."""
