@@ -7,9 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from sizewise import cutting, indices
+from sizewise.channels import trace
 from sizewise.errors import ConfigError, ModelError
+from sizewise.methods import small
 from sizewise.methods.fedavg import FedAvg
-from sizewise.methods.small import Small
+from sizewise.methods.splitmix import SplitMix
 from sizewise.pretrained import fitting, load
 from sizewise.task import Task
 
@@ -35,20 +38,21 @@ def test_what_is_no_state_dict_is_refused_in_one_sentence(tmp_path: Path) -> Non
             load(tmp_path / name)
 
 
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(2, 2, bias=False), nn.Linear(2, 3, bias=False)
+        self.b = nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+
+
 def test_only_tensors_of_the_same_name_and_shape_fit() -> None:
-    model = {"a": torch.zeros(2), "head": torch.zeros(3, 2)}
-    weights = {
-        "a": torch.ones(2, dtype=torch.float64),
-        "head": torch.ones(10, 2),
-        "b": torch.ones(1),
-    }
-    found = fitting(weights, model, "file")
-    assert found.keys() == {"a"}
-    assert found["a"].dtype == torch.float32
-    with pytest.raises(
-        ModelError, match=r"none of the 1 tensors in 'file' .* such as 'a', got 'x'"
-    ):
-        fitting({"x": torch.ones(1)}, model, "file")
+    weights = {"b.weight": torch.ones(2, 2, dtype=torch.float64), "head.weight": torch.ones(9, 2)}
+    found = fitting(weights, Small(), "file")
+    assert found.keys() == {"a.weight", "b.weight"}  # Under all names of a tied tensor.
+    assert found["a.weight"].dtype == torch.float32
+    with pytest.raises(ModelError, match=r"none of the 1 tensors in 'file' .* 'a.weight', got 'x'"):
+        fitting({"x": torch.ones(1)}, Small(), "file")
 
 
 def given(task: Task, folder: Path) -> tuple[Task, nn.Module]:
@@ -68,7 +72,25 @@ def test_a_run_starts_from_them(make_task: Tasks, tmp_path: Path) -> None:
 
 def test_a_narrow_model_starts_from_the_first_channels(make_task: Tasks, tmp_path: Path) -> None:
     task, trained = given(make_task("cnn"), tmp_path)
-    state = Small(task, Small.Options(width=0.5)).setup()
+    state = small.Small(task, small.Small.Options(width=0.5)).setup()
     for name, tensor in trained.state_dict().items():
         narrow = state.tensors[name]
         assert torch.equal(narrow, tensor[tuple(map(slice, narrow.shape))])
+
+
+@pytest.mark.parametrize("model", [("vit", {"dim": 8, "heads": 2, "depth": 1}), ("densenet10", {})])
+def test_heads_and_concatenations_keep_their_own_entries(
+    make_task: Tasks, tmp_path: Path, model: tuple[str, dict[str, int]]
+) -> None:
+    task, trained = given(make_task(*model), tmp_path)
+    state = small.Small(task, small.Small.Options(width=0.5)).setup()
+    channels = trace(trained, torch.empty((2, *task.image), device="meta"))
+    expected = cutting.shrink(trained, channels, indices.keep_like(channels, state.tensors))
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(state.tensors[name], tensor)
+
+
+def test_splitmix_refuses_them(make_task: Tasks, tmp_path: Path) -> None:
+    task, _ = given(make_task("cnn"), tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot all start from model\.weights"):
+        SplitMix(task)

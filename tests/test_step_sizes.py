@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from sizewise.anatomy import Staged, anatomy
+from sizewise.errors import ModelError
 from sizewise.models import build
 from sizewise.step_sizes import StepSize, add_step_sizes
 
@@ -61,4 +62,37 @@ def test_a_block_without_a_mark_steps_by_what_it_changes() -> None:
     hidden = (x + blocks[0](x)) / 2
     expected = stepped.head(blocks[1](hidden) / 2)
     assert torch.allclose(stepped(x), expected, atol=1e-6)
-    assert set(stepped.state_dict()) > {"blocks.0.weight", "blocks.0.branch.size"}
+    assert set(stepped.state_dict()) > {"blocks.0.weight", "blocks.0.step_size.size"}
+
+
+def test_a_name_that_is_taken_is_not_overwritten() -> None:
+    class Block(nn.Linear):
+        step_size = 3
+
+    model = Staged(nn.Flatten(), [Block(4, 4)], nn.Linear(4, 2))
+    with pytest.raises(ModelError, match=r"'blocks.0' already has something called 'step_size'"):
+        add_step_sizes(model, anatomy(model), [0], absorb=False, learns=True)
+
+
+def test_a_block_of_ones_own_may_have_a_branch() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.branch(x)  # type: ignore[no-any-return]
+
+    model = Staged(nn.Flatten(), [Block()], nn.Linear(4, 2))
+    stepped = add_step_sizes(copy.deepcopy(model), anatomy(model), [0], absorb=False, learns=True)
+    x = torch.randn(3, 4)
+    assert torch.allclose(stepped(x), model(x), atol=1e-6)
+    assert "blocks.0.branch.weight" in stepped.state_dict()
+
+
+def test_a_block_in_several_places_has_one_step_size() -> None:
+    block = nn.Linear(4, 4)
+    model = Staged(nn.Flatten(), [block, block], nn.Linear(4, 2))
+    stepped = add_step_sizes(model, anatomy(model), [0, 1], absorb=False, learns=True)
+    assert len(sizes(stepped)) == 1
+    assert len(block._forward_hooks) == 1

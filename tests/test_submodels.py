@@ -71,5 +71,7 @@ def test_published_submodels_end_with_the_whole_network() -> None:
 def test_the_paper_has_no_others() -> None:
     with pytest.raises(ConfigError, match=r"no submodels of 'cnn' .* turn method.published off"):
         published("cnn", "width")
-    with pytest.raises(ConfigError, match="no submodels of 'wide_resnet101_2'"):
-        published("wide_resnet101_2", "both")
+    for model, scaling in (("wide_resnet101_2", "both"), ("vit_base", "width")):
+        with pytest.raises(ConfigError, match="no submodels of") as caught:
+            published(model, scaling)  # type: ignore[arg-type]
+        assert model not in str(caught.value).partition("only of")[2]

@@ -78,15 +78,23 @@ class Method:
         """Shapes of a sample's hidden tensor after the stem and after each block."""
         return hidden_shapes(self.task.build().eval(), self.parts, self.task.image)
 
+    @cached_property
+    def first_names(self) -> dict[str, str]:
+        """For each name of a tensor in the full model, the first of those that it is tied under."""
+        tensors = self.task.build().state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
     # ---- the server, before the first round
 
     def setup(self) -> State:
         """Return the state that the first round starts from."""
-        tensors, view, given = {}, self.view(self.main), self.task.pretrained()
-        for local, tensor in training.own_tensors(self.build(self.main)).items():
+        tensors, view = {}, self.view(self.main)
+        module = self.build(self.main)
+        given = self.task.pretrained(module)
+        for local, tensor in training.own_tensors(module).items():
             name = view[local].name
-            # A narrower model starts from the first channels of what was given.
-            known = given.get(name.partition("@")[0], tensor)[tuple(map(slice, tensor.shape))]
+            known = given.get(name.partition("@")[0], tensor)
             tensors[name] = known.detach().clone()
         return State(tensors)
 

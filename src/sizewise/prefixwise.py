@@ -43,6 +43,11 @@ class Prefixwise(Method):
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
+        if task.recipe.eval_memory is not None:
+            raise ConfigError(
+                f"{type(self).__name__.lower()} runs exits of its own, which recipe.eval_memory "
+                "cannot; leave it out"
+            )
         self.ignores_budgets = self.options.assign == "ratio"
 
     # ---- the model and its exits
@@ -77,17 +82,10 @@ class Prefixwise(Method):
         """Return where a piece's tensors live: under the same names, whatever its depth."""
         if piece.size not in self._views:
             self._views[piece.size] = {
-                name: Slot(self._names.get(name, name)) for name in own_tensors(self.module(piece))
+                name: Slot(self.first_names.get(name.removeprefix("model."), name))
+                for name in own_tensors(self.module(piece))
             }
         return self._views[piece.size]
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """The server's name of each tensor of the model; tied ones share that of the first."""
-        model = self.task.build()
-        first = {id(tensor): name for name, tensor in own_tensors(model).items()}
-        tensors = model.state_dict(keep_vars=True)
-        return {f"model.{name}": first[id(tensor)] for name, tensor in tensors.items()}
 
     # ---- who trains what
 

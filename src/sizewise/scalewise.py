@@ -115,11 +115,18 @@ class Scalewise(Method):
     def view(self, piece: Piece) -> View:
         """Return where a submodel's tensors live: in the full ones, or in its own."""
         if piece.size not in self._views:
-            module, kept = self.module(piece), self._kept(piece)
-            slots = cutting.view(self.channels, kept) if kept else {}
-            own = {name: slots.get(name, Slot(name)) for name in own_tensors(module)}
-            self._views[piece.size] = norms.separate(own, self.apart(module), piece.size)
+            module = self.module(piece)
+            shared = self._shared(piece)
+            self._views[piece.size] = norms.separate(shared, self.apart(module), piece.size)
         return self._views[piece.size]
+
+    def _shared(self, piece: Piece) -> View:
+        """Return where a submodel's tensors would live if none were its own."""
+        kept = self._kept(piece)
+        slots = cutting.view(self.channels, kept) if kept else {}
+        # A block that is left out may be the first place of a tied tensor.
+        first = {n: self.first_names.get(n, n) for n in own_tensors(self.module(piece))}
+        return {name: slots.get(first[name], Slot(first[name])) for name in first}
 
     def apart(self, module: nn.Module) -> set[str]:
         """Return the names of the tensors of a submodel that are its own."""
@@ -136,15 +143,15 @@ class Scalewise(Method):
             chosen = submodels.published(self.task.model.name, options.scaling)
         elif options.widths or options.blocks:
             pairs = zip_longest(options.widths, options.blocks)
-            chosen = [Submodel(width or 1.0, blocks) for width, blocks in pairs]
+            listed = (Submodel(width or 1.0, blocks) for width, blocks in pairs)
+            chosen = sorted(listed, key=lambda one: self.share(self._cut(one)))
         elif shares:
             capped = sorted(min(share, 1.0) for share in shares)
             chosen = [submodels.scaled(share, options.scaling, layout) for share in capped]
         else:
             found = (self._fitting(memory, layout) for memory in self.task.budgets)
             # Where nobody can hold any, the smallest says what it would take.
-            least = submodels.scaled(1 / SHARES, options.scaling, layout)
-            chosen = [submodel for submodel in found if submodel] or [least]
+            chosen = [submodel for submodel in found if submodel] or [self._smallest]
         distinct = dict.fromkeys(chosen)
         return tuple(self.piece(number, submodel) for number, submodel in enumerate(distinct))
 
@@ -161,12 +168,27 @@ class Scalewise(Method):
 
     def _cost(self, submodel: Submodel) -> int:
         """Return the bytes of training a submodel."""
-        module = self._sketch(self.piece(0, submodel).cut).requires_grad_()
-        return self.predicted(module, self.stages(0)[0]).peak
+        return self.predicted(self._sketch(self._cut(submodel)), self.stages(0)[0]).peak
+
+    @property
+    def _smallest(self) -> Submodel:
+        return submodels.scaled(1 / SHARES, self.options.scaling, stages(self.shapes))
+
+    @cached_property
+    def least(self) -> int | None:
+        """The bytes of the smallest submodel that there could be, where they are found."""
+        options = self.options
+        if options.published or options.widths or options.blocks or options.shares:
+            return None
+        return self._cost(self._smallest)
 
     def _sketch(self, cut: Mapping[str, Any]) -> nn.Module:
         """Return a submodel without data, to learn its cost from."""
-        return self.reduced(on_meta(self._example), Piece(cut=cut), check=False)
+        sketch = self.reduced(on_meta(self._example), Piece(cut=cut), check=False)
+        learn = {name: p.requires_grad for name, p in self._example.named_parameters()}
+        for name, parameter in sketch.named_parameters():
+            parameter.requires_grad_(learn.get(name, True))
+        return sketch
 
     def peak(self, piece: Piece) -> int:
         """Return the bytes of one training step of a submodel."""
@@ -174,6 +196,13 @@ class Scalewise(Method):
 
     def piece(self, number: int, submodel: Submodel) -> Piece:
         """Return a submodel as a piece, named after its share; the whole model is the server's."""
+        cut = self._cut(submodel)
+        if cut == {"width": 1.0}:
+            return self.main
+        return Piece(f"submodel {number + 1} ({self.share(cut):.2f})", cut)
+
+    def _cut(self, submodel: Submodel) -> dict[str, Any]:
+        """Return what a submodel keeps, JSON-able; raise ConfigError if it cannot."""
         cut: dict[str, Any] = {"width": submodel.width}
         if submodel.blocks is not None:
             cut["blocks"] = sorted(set(submodel.blocks))
@@ -185,9 +214,7 @@ class Scalewise(Method):
                 )
             if len(cut["blocks"]) == count:
                 del cut["blocks"]
-        if cut == {"width": 1.0}:
-            return self.main
-        return Piece(f"submodel {number + 1} ({self.share(cut):.2f})", cut)
+        return cut
 
     def share(self, cut: Mapping[str, Any]) -> float:
         """Return a submodel's share of the model's parameters: NeFL's gamma."""

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.anatomy import Anatomy
+from sizewise.errors import ModelError
+
+NAME = "step_size"
+"""What the step size of a block without a mark is called."""
 
 
 class Branch(nn.Identity):
@@ -54,20 +58,29 @@ def add_step_sizes(
             after it; otherwise all start at 1.
         learns: Whether they are parameters.
     """
+    seen: set[nn.Module] = set()
     for number, after in pairwise((*kept, len(parts.blocks))):
         block = model.get_submodule(parts.blocks[number])
+        if block in seen:
+            continue  # One block may stand in several places.
+        seen.add(block)
         start = float(after - number) if absorb else 1.0
         branches = [name for name, part in block.named_modules() if isinstance(part, Branch)]
         for name in branches:
             block.set_submodule(name, StepSize(start, learns))
         if not branches:
-            block.add_module("branch", StepSize(start, learns))
+            if hasattr(block, NAME):
+                raise ModelError(
+                    f"{parts.blocks[number]!r} already has something called {NAME!r}, where its "
+                    "step size would go; rename that"
+                )
+            block.add_module(NAME, StepSize(start, learns))
             block.register_forward_hook(_longer_step)
     return model
 
 
 def _longer_step(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     """Return x + s (block(x) - x); where the shape changes there is no stream to add to."""
-    x, step = inputs[0], block.get_submodule("branch")
+    x, step = inputs[0], block.get_submodule(NAME)
     changed: Tensor = step(output - x) + x if x.shape == output.shape else step(output)
     return changed

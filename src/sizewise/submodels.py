@@ -51,17 +51,18 @@ def published(model: str, scaling: Scaling) -> list[Submodel]:
     Raises:
         ConfigError: The paper has none for it.
     """
-    if scaling == "width" and model in _DEPTH:
-        found = [(share, "") for share in (0.2, 0.4, 0.6, 0.8, 1.0)]
-    elif scaling == "depth" and model in _DEPTH:
-        found = [(1.0, kept) for kept in _DEPTH[model]]
-    elif scaling == "both" and model in _BOTH:
-        found = _BOTH[model]
-    else:
+    fifths = [(share, "") for share in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    tables = {
+        "width": {name: fifths for name in _DEPTH if name.startswith("resnet")},
+        "depth": {name: [(1.0, kept) for kept in masks] for name, masks in _DEPTH.items()},
+        "both": _BOTH,
+    }
+    if model not in tables[scaling]:
         raise ConfigError(
             f"the paper has no submodels of {model!r} for method.scaling = {scaling!r}, only of "
-            f"{', '.join(sorted(_DEPTH))}; turn method.published off"
+            f"{', '.join(sorted(tables[scaling]))}; turn method.published off"
         )
+    found = tables[scaling][model]
     return [Submodel(math.sqrt(share), _blocks(kept)) for share, kept in found]
 
 

@@ -85,12 +85,23 @@ class Task:
                 module = self._narrowed(module, width)
         return norms.prepare(module, self.recipe.norm)
 
-    def pretrained(self) -> dict[str, Tensor]:
-        """Return the weights that the full model starts from instead of fresh ones, by name."""
+    def pretrained(self, module: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the weights that a model starts from instead of fresh ones, by name.
+
+        Args:
+            module: The full model, or a narrower one with the same names, which then gets the first
+                channels of each group; default: the full one.
+        """
         if self.model.weights is None:
             return {}
-        loaded = pretrained.load(Path(self.model.weights))
-        return pretrained.fitting(loaded, self.build().state_dict(), self.model.weights)
+        full, loaded = self.build(), pretrained.load(Path(self.model.weights))
+        given = pretrained.fitting(loaded, full, self.model.weights)
+        own = {} if module is None else module.state_dict()
+        if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
+            return given
+        channels = trace(full, torch.empty((2, *self.image), device="meta"))
+        slots = cutting.view(channels, indices.keep_like(channels, own))
+        return {name: slots[name].read(given) for name in given}
 
     def norm(self, channels: int) -> nn.Module:
         """Return a batch norm that follows the recipe's policy."""

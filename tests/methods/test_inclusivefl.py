@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import do_round
+from sizewise.anatomy import Staged
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
@@ -166,6 +168,38 @@ def test_it_trains_any_model_within_bytes(
     assert len({update.plan.piece.size for update in updates}) == 2
     assert len(site.method.deploy(state)) == 2
     assert any(key.startswith("momentum/") for key in state.memory)
+
+
+def frozen(classes: int) -> nn.Module:
+    """Four equal blocks, of which the first two are their owner's."""
+    model = Staged(nn.Flatten(), [nn.Linear(16, 16) for _ in range(4)], nn.Linear(16, classes))
+    model.blocks[:2].requires_grad_(False)
+    return model
+
+
+def tied(classes: int) -> nn.Module:
+    """Four blocks that share their weights, not their biases."""
+    model = Staged(nn.Flatten(), [nn.Linear(16, 16) for _ in range(4)], nn.Linear(16, classes))
+    for block in model.blocks[1:]:
+        block.weight = model.blocks[0].weight  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize("model", ["frozen", "tied"])
+def test_models_of_ones_own(
+    make_task: Tasks, dataset: Dataset, partition: Partition, model: str
+) -> None:
+    task = make_task(f"{__name__}:{model}", {}, server="fedavg", server_lr=1.0)
+    task = replace(task, budgets=(1, 2), ratios=(0.5, 1.0))
+    options = InclusiveFL.Options(exits=(2,), assign="ratio", beta=0.5)
+    site = Site(InclusiveFL(task, options), dataset, partition)
+    start = state = site.method.setup()
+    for round_index in range(2):
+        state, _ = do_round(site, state, round_index)
+    still = {name for name, t in start.tensors.items() if torch.equal(state.tensors[name], t)}
+    owned = {f"blocks.{n}.{t}" for n in ("0", "1") for t in ("weight", "bias")}
+    owned |= {"blocks.1.weight@depth 1", "blocks.1.bias@depth 1"}
+    assert still == (owned if model == "frozen" else set())
 
 
 def test_bad_options_are_refused(make_task: Tasks) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from conftest import do_round
+from sizewise.anatomy import Staged
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
@@ -240,6 +241,49 @@ def test_by_ratio_devices_also_draw_above_their_tier(make_task: Tasks) -> None:
     assert tiers(1.0) == {2, 3, 4}
 
 
+def test_with_few_ratios_the_largest_submodel_is_trained_as_well(make_task: Tasks) -> None:
+    task = replace(make_task("mlp"), ratios=(0.5, 1.0))
+    options = NeFL.Options(widths=(0.2, 0.4, 0.6, 0.8, 1.0), assign="ratio", reach=0)
+    method = NeFL(task, options)
+    state = method.setup()
+    plans = [method.plan(state, Device(0, "a", 1, ratio=ratio), 0) for ratio in (0.5, 1.0)]
+    assert [method.submodels.index(plan.piece) for plan in plans] == [2, 4]
+
+
+def test_a_refusal_names_the_smallest_submodel_that_could_be(make_task: Tasks) -> None:
+    free = NeFL(make_task("mlp"), NeFL.Options(scaling="width"))
+    method = NeFL(
+        replace(free.task, budgets=(100, free.peak(free.main))), NeFL.Options(scaling="width")
+    )
+    with pytest.raises(BudgetTooSmall) as caught:
+        method.plan(method.setup(), Device(0, "a", 100), 0)
+    again = NeFL(replace(free.task, budgets=(caught.value.needed,)), NeFL.Options(scaling="width"))
+    assert again.plan(again.setup(), Device(0, "a", caught.value.needed), 0)
+    assert caught.value.needed < 0.5 * free.peak(free.main)
+
+
+def test_listed_submodels_are_sorted(make_task: Tasks) -> None:
+    method = NeFL(make_task("mlp"), NeFL.Options(widths=(1.0, 0.5)))
+    assert [piece.cut.get("width", 1.0) for piece in method.submodels] == [0.5, 1.0]
+
+
+class Tied(Staged):
+    """Two blocks that share their weights."""
+
+    def __init__(self, classes: int) -> None:
+        blocks = [nn.Linear(16, 16), nn.Linear(16, 16)]
+        blocks[1].weight = blocks[0].weight
+        super().__init__(nn.Flatten(), blocks, nn.Linear(16, classes))
+
+
+def test_a_tied_weight_is_the_same_without_its_first_block(make_task: Tasks) -> None:
+    task = replace(make_task(), model=ModelConfig(f"{__name__}:Tied"))
+    method = NeFL(task, NeFL.Options(blocks=((1,), (0, 1))))
+    state = method.setup()
+    assert "blocks.1.weight" not in state.tensors
+    assert method.view(method.submodels[0])["blocks.1.weight"].name == "blocks.0.weight"
+
+
 def test_absorbing_steps_are_no_parameters(make_task: Tasks) -> None:
     options = NeFL.Options(blocks=((0, 3, 4), (0, 1, 2, 3, 4, 5)), steps="absorb")
     method = NeFL(resnet(make_task), options)
@@ -289,6 +333,19 @@ def test_it_starts_from_a_state_dict_with_fresh_norms_for_submodels(
     assert torch.all(state["blocks.0.norm1.weight@full"] == 0.5)
     assert torch.all(state[f"blocks.0.norm1.weight@{method.submodels[0].size}"] == 1)
     assert torch.equal(state["head.linear.weight"], task.build().state_dict()["head.linear.weight"])
+
+
+def test_what_is_kept_apart_by_name_starts_from_the_file(make_task: Tasks, tmp_path: Any) -> None:
+    task = make_task("vit", {"dim": 8, "heads": 2, "depth": 1})
+    weights = {name: torch.full_like(t, 7) for name, t in task.build().state_dict().items()}
+    save_file(weights, tmp_path / "weights.safetensors")
+    chosen = replace(task.model, weights=str(tmp_path / "weights.safetensors"))
+    options = NeFL.Options(widths=(0.5, 1.0), apart=("norms", "*.attention.*"))
+    method = NeFL(replace(task, model=chosen), options)
+    state, small = method.setup().tensors, method.submodels[0].size
+    assert torch.all(state[f"blocks.0.attention.query.weight@{small}"] == 7)
+    assert state[f"blocks.0.attention.query.weight@{small}"].shape == (4, 4)
+    assert torch.all(state[f"blocks.0.norm1.weight@{small}"] == 1)
 
 
 # ---- bad input

@@ -102,6 +102,7 @@ class PoolEngine:
             "config": config.to_dict(),
             "budgets": method.task.budgets,
             "ratios": method.task.ratios,
+            "devices": method.task.devices,
             "path": [entry for entry in sys.path if entry],
             "layout": self._data.write(tensors),
             "dataset": facts,

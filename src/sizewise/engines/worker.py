@@ -61,6 +61,7 @@ class Worker:
             configs.make_task(config, dataset),
             budgets=tuple(content["budgets"]),
             ratios=tuple(content["ratios"]),
+            devices=content["devices"],
         )
         method = configs.make_method(config, task)
         self._site = Site(method, dataset, load_partition(content["partition"]))

@@ -78,10 +78,6 @@ class DepthFL(Prefixwise):
     def __init__(self, task: Task, options: Any = None) -> None:
         chosen = self.Options() if options is None else options
         norms.refuse_apart(task.recipe.norm, "depthfl")
-        if task.recipe.eval_memory is not None:
-            raise ConfigError(
-                "depthfl runs several exits at once, which recipe.eval_memory cannot; leave it out"
-            )
         if chosen.feddyn:
             task = replace(task, recipe=feddyn.proximal(task.recipe, chosen.alpha))
         super().__init__(task, chosen)

@@ -140,7 +140,7 @@ class InclusiveFL(Prefixwise):
         piece, view = sizes[number], self.view(sizes[number])
         old = {slot.name: state.tensors[slot.name] for slot in view.values()}
         new = {name: merged[name] for name in old}
-        learned = [view[name].name for name, _ in self.module(piece).named_parameters()]
+        learned = [view[name].name for name in self._learning(piece)]
         steps = {name: new[name] - old[name] for name in learned}
         recipe, beta, memory = self.task.recipe, self.options.beta, {}
         if number:
@@ -160,10 +160,15 @@ class InclusiveFL(Prefixwise):
         tensors, moments = server_optim.apply(recipe, old, new, before, everybody)
         return tensors, memory | {own + key: moment for key, moment in moments.items()}
 
+    def _learning(self, piece: Piece) -> dict[str, torch.Size]:
+        """Return the shapes of a size's parameters, without those that their owner froze."""
+        named = self.pattern(piece).named_parameters()
+        return {name: p.shape for name, p in named if p.requires_grad}
+
     def _block(self, piece: Piece, number: int) -> dict[str, str]:
-        """Return the server's names of a block's parameters, by their names within the block."""
+        """Return the server's names of what learns in a block, by the names within the block."""
         view, prefix = self.view(piece), f"model.{self.parts.blocks[number]}."
-        names = (name for name, _ in self.module(piece).named_parameters())
+        names = self._learning(piece)
         return {n.removeprefix(prefix): view[n].name for n in names if n.startswith(prefix)}
 
     def _taught(self, smaller: Piece, larger: Piece) -> dict[str, list[int]]:
@@ -174,17 +179,13 @@ class InclusiveFL(Prefixwise):
         """
         if not _stop(smaller):
             return {}  # It has no block at all.
-        module, last = self.module(larger), _stop(smaller) - 1
-        blocks = {
-            number: dict(
-                module.get_submodule(f"model.{self.parts.blocks[number]}").named_parameters()
-            )
-            for number in range(last, _stop(larger))
-        }
-        return {
-            key: [n for n, block in blocks.items() if key in block and block[key].shape == p.shape]
-            for key, p in blocks[last].items()
-        }
+        last, shapes = _stop(smaller) - 1, self._learning(larger)
+        taught: dict[str, list[int]] = {}
+        for key in self._block(smaller, last).keys() & self._block(larger, last).keys():
+            names = {n: f"model.{self.parts.blocks[n]}.{key}" for n in range(last, _stop(larger))}
+            own = shapes[names[last]]
+            taught[key] = [n for n, name in names.items() if shapes.get(name) == own]
+        return dict(sorted(taught.items()))
 
 
 def _stop(piece: Piece) -> int:

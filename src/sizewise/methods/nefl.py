@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from sizewise import norms, rng
 from sizewise.errors import BudgetTooSmall, ConfigError
@@ -44,7 +44,7 @@ from sizewise.training import own_tensors
 class NeFL(Scalewise):
     """Submodels in width and depth."""
 
-    recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "tracked"}
+    recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "tracked", "weighting": "equal"}
 
     @dataclass(frozen=True)
     class Options(Scalewise.Options):
@@ -109,8 +109,21 @@ class NeFL(Scalewise):
                     f"such as {next(iter(names))!r}"
                 )
         state = self.extended(super().setup(), self.submodels)
+        state = replace(state, tensors={**state.tensors, **self._given()})
         table = [{"size": piece.size, "cut": dict(piece.cut)} for piece in self.submodels]
         return replace(state, extras={**state.extras, "submodels": table})
+
+    def _given(self) -> dict[str, Tensor]:
+        """Return the pre-trained start of what submodels have of their own; norms start fresh."""
+        given, found = self.task.pretrained(), {}
+        others = [piece for piece in self.submodels if given and piece != self.main]
+        for piece in others:
+            module, shared = self.module(piece), self._shared(piece)
+            for local, slot in self.view(piece).items():
+                is_norm = isinstance(module.get_submodule(local.rpartition(".")[0]), norms.LAYERS)
+                if "@" in slot.name and shared[local].name in given and not is_norm:
+                    found[slot.name] = shared[local].read(given).clone()
+        return found
 
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Let a device draw one of the submodels within its reach."""
@@ -132,12 +145,12 @@ class NeFL(Scalewise):
         if self.options.assign == "ratio":
             # Tiers are equal parts of the fleet, which gives its ratios in ascending order.
             rank = self.task.ratios.index(ratio_of(device))
-            top = rank * len(pieces) // len(self.task.ratios)
+            top = -(-(rank + 1) * len(pieces) // len(self.task.ratios)) - 1
             return pieces[max(top - reach, 0) : top + reach + 1]
         memory = device.memory
         fit = [n for n, piece in enumerate(pieces) if memory is None or self.peak(piece) <= memory]
         if not fit:
-            least = min(map(self.peak, pieces))
+            least = min(map(self.peak, pieces)) if self.least is None else self.least
             raise BudgetTooSmall(memory or 0, least, "one training step of any submodel")
         return [pieces[number] for number in fit if number >= fit[-1] - reach]
 

@@ -86,6 +86,11 @@ class SplitMix(Method):
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         self.ignores_budgets = self.options.assign == "ratio"
+        if task.model.weights is not None:
+            raise ConfigError(
+                "splitmix trains several narrow networks, which cannot all start from "
+                "model.weights; leave it out"
+            )
 
     # ---- the deck
 
