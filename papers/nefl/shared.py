@@ -1,30 +1,12 @@
 """What the scripts of this folder share: where they write, and how."""
 
+import sys
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 
-# Paul Tol's colour-blind safe colours, as in `sizewise.report.figures`.
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+# Scripts of a folder are run as files, so the folder above is not on the path by itself.
+sys.path.append(str(HERE.parent))
+from common import COLOURS, save, write  # noqa: E402
 
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure, the same bytes every time, and say where it is."""
-    pyplot.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    print(path)
-
-
-def write(lines: list[str], path: Path) -> None:
-    """Write Markdown, show it, and say where it is."""
-    text = "\n".join(lines) + "\n"
-    path.write_text(text, encoding="utf-8")
-    print(text)
-    print(path)
+__all__ = ["COLOURS", "HERE", "save", "write"]
