@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -407,3 +408,30 @@ def test_names_and_help_are_shown_without_torch() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
     for command in ("run", "resume", "plan", "list"):
         assert f"  {command} " in done.stdout
+
+
+def test_an_interrupt_that_python_drops_still_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes while an object is finalised is printed and forgotten by the interpreter."""
+    from sizewise.federation import Federation
+
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    ended = Federation.round
+
+    def round_with_interrupt(self: Federation, *arguments: object) -> object:
+        Finalised()
+        return ended(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Federation, "round", round_with_interrupt)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    command = ["sizewise", "run", "--out", str(tmp_path / "run"), "--set", "rounds=3"]
+    monkeypatch.setattr(sys, "argv", [*command, "--set", "engine.workers=1"])
+    with pytest.raises(SystemExit) as ended_with:
+        cli.main()
+    assert ended_with.value.code == 130
+    assert "interrupted; go on with: sizewise resume" in capsys.readouterr().err
+    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 1

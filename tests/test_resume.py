@@ -174,11 +174,11 @@ def test_killed_at_start_up_and_in_mid_run_with_workers(
 def test_interrupted_from_the_terminal(adam: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = Command("run", written(ADAM, tmp_path / "c.toml"), "--out", str(run), "--json")
-    code, out, err = command.stop(signal.SIGINT, lambda: rounds(run) >= 5)
+    code, out, err = command.stop(signal.SIGINT, lambda: rounds(run) >= 2)
     assert (code, out) == (130, "")
     assert err.splitlines()[1:] == [f"interrupted; go on with: sizewise resume {run}"]
     assert all(gone(pid) for pid in command.workers)
-    assert 5 <= rounds(run) < ADAM["rounds"]
+    assert 2 <= rounds(run) < ADAM["rounds"]
 
     assert facts(resume(run), run) == adam
 

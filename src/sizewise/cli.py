@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sizewise.federation import Federation
+    from sizewise.run import Totals
 
 # Heavy modules are imported inside the commands: `sizewise list` and `--help` answer at once.
 
@@ -105,11 +108,17 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None
     """Run a federation with a progress line, then print its result."""
     from sizewise.report import progress, tables
 
-    with opening as federation:
+    with opening as federation, _interrupts() as came:
         tables.announce(federation)
         try:
             with progress.Progress(federation.config.rounds) as bar:
-                result: Mapping[str, Any] = federation.run(bar.update)
+
+                def observe(line: Mapping[str, Any], totals: "Totals") -> None:
+                    bar.update(line, totals)
+                    if came:
+                        raise KeyboardInterrupt
+
+                result: Mapping[str, Any] = federation.run(observe)
         except KeyboardInterrupt:
             path = federation.folder.path
             print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
@@ -118,6 +127,22 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None
         print(json.dumps(result))
     else:
         tables.show_result(result)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Note interrupts beside raising them: Python drops one that comes in a finaliser."""
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main() -> None:
