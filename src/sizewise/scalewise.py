@@ -218,5 +218,12 @@ class Scalewise(Method):
 
     def share(self, cut: Mapping[str, Any]) -> float:
         """Return a submodel's share of the model's parameters: NeFL's gamma."""
-        part, whole = (sum(p.numel() for p in self._sketch(c).parameters()) for c in (cut, {}))
-        return part / whole
+        return _count(self._sketch(cut)) / self._whole
+
+    @cached_property
+    def _whole(self) -> int:
+        return _count(self._sketch({}))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,8 +1,8 @@
 """AllLarge: every device trains the full model, whatever its budget.
 
-The unconstrained ideal of Liu, Wu, Wu, Wang, Xie, Chen: "No One Left Behind: Inclusive Federated
-Learning over Heterogeneous Devices", KDD 2022 (https://arxiv.org/abs/2202.08036), and the "x1" rows
-of others: what the same data would give if memory were no question.
+The unconstrained ideal of Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No One Left Behind: Inclusive
+Federated Learning over Heterogeneous Devices", KDD 2022 (https://arxiv.org/abs/2202.08036), and the
+"x1" rows of others: what the same data would give if memory were no question.
 
     server:    w <- sum n_k w_k / sum n_k   over all sampled devices
 

@@ -1,7 +1,7 @@
 """ExclusiveFL: only devices that can train the full model take part.
 
-A baseline of Liu, Wu, Wu, Wang, Xie, Chen: "No One Left Behind: Inclusive Federated Learning over
-Heterogeneous Devices", KDD 2022 (https://arxiv.org/abs/2202.08036).
+A baseline of Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No One Left Behind: Inclusive Federated Learning
+over Heterogeneous Devices", KDD 2022 (https://arxiv.org/abs/2202.08036).
 
     server:    w <- sum n_k w_k / sum n_k   over the sampled devices whose bytes hold w
 

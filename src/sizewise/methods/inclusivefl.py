@@ -1,7 +1,7 @@
 """InclusiveFL: models of several depths; the small ones learn from the updates of the large ones.
 
-Liu, Wu, Wu, Chen, Xie: "No One Left Behind: Inclusive Federated Learning over Heterogeneous
-Devices", KDD 2022 (https://arxiv.org/abs/2202.08036).
+Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No One Left Behind: Inclusive Federated Learning over
+Heterogeneous Devices", KDD 2022 (https://arxiv.org/abs/2202.08036).
 
     size j:    the first L_j blocks and a head of its own, L_1 < L_2 < ...
     device:    trains the size that it holds
@@ -144,13 +144,14 @@ class InclusiveFL(Prefixwise):
         steps = {name: new[name] - old[name] for name in learned}
         recipe, beta, memory = self.task.recipe, self.options.beta, {}
         if number:
+            named = [self._block(piece, block) for block in range(_stop(piece))]
             for key, blocks in self._taught(sizes[number - 1], piece).items():
-                layers = [steps[self._block(piece, block)[key]] for block in blocks]
+                layers = [steps[named[block][key]] for block in blocks]
                 memory[f"momentum/{piece.size}/{key}"] = torch.stack(layers).mean(dim=0)
         if beta and number + 1 < len(sizes):
-            larger = sizes[number + 1]
+            larger, last = sizes[number + 1], self._block(piece, _stop(piece) - 1)
             for key in self._taught(piece, larger):
-                name = self._block(piece, _stop(piece) - 1)[key]
+                name = last[key]
                 momentum = state.memory.get(f"momentum/{larger.size}/{key}", 0.0)
                 new[name] = old[name] + beta * momentum + (1 - beta) * steps[name]
         if self.options.server_lrs:

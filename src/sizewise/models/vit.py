@@ -8,6 +8,8 @@ A width ratio keeps the number of heads and makes every head thinner, so attenti
 divided by the square root of the thinner head's size.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -147,46 +149,34 @@ def vit(
     return model
 
 
-def vit_tiny(
-    *,
-    classes: int,
-    image: tuple[int, int, int],
-    width: float = 1.0,
-    patch: int = 0,
-    dropout: float = 0.0,
-) -> Staged:
-    """Return ViT-Tiny: 12 blocks of 192 dimensions and 3 heads; arguments as for `vit`."""
-    return vit(
-        classes=classes,
-        image=image,
-        width=width,
-        patch=patch,
-        dim=192,
-        depth=12,
-        heads=3,
-        dropout=dropout,
-    )
+def _of_twelve_blocks(dim: int, heads: int) -> Callable[..., Staged]:
+    """Return the factory of a published size."""
+
+    def make(
+        *,
+        classes: int,
+        image: tuple[int, int, int],
+        width: float = 1.0,
+        patch: int = 0,
+        dropout: float = 0.0,
+    ) -> Staged:
+        """Return a vision transformer of 12 blocks; arguments as for `vit`."""
+        return vit(
+            classes=classes,
+            image=image,
+            width=width,
+            patch=patch,
+            dim=dim,
+            depth=12,
+            heads=heads,
+            dropout=dropout,
+        )
+
+    return make
 
 
-def vit_base(
-    *,
-    classes: int,
-    image: tuple[int, int, int],
-    width: float = 1.0,
-    patch: int = 0,
-    dropout: float = 0.0,
-) -> Staged:
-    """Return ViT-Base: 12 blocks of 768 dimensions and 12 heads; arguments as for `vit`."""
-    return vit(
-        classes=classes,
-        image=image,
-        width=width,
-        patch=patch,
-        dim=768,
-        depth=12,
-        heads=12,
-        dropout=dropout,
-    )
+vit_tiny = _of_twelve_blocks(dim=192, heads=3)
+vit_base = _of_twelve_blocks(dim=768, heads=12)
 
 
 def _initialise(model: nn.Module) -> None:
