@@ -3,7 +3,9 @@
     python papers/suite.py papers/slt/figure1.toml [--scale mini] [--jobs 2] [--only ROW ...]
 
 A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it for one scale,
-`[row.NAME]` for one row of the table, in that order. Every run is what `sizewise run --json` gives.
+`[row.NAME]` for one row of the table, in that order. With `[column.NAME]`, such as data sets, there
+is a row for each of both; `columns` of a scale names some. Every run is what `sizewise run --json`
+gives.
 What is done is not run again. Results go to `NAME.SCALE.json` and a table to `NAME.SCALE.md` beside
 the suite; the folders of the runs, with all their logs, stay under `runs/papers/`.
 """
@@ -16,6 +18,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +100,19 @@ def main() -> None:
     scale = suite["scale"][chosen.scale]
     seeds = scale.pop("seeds")
     name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
-    rows = {n: row for n, row in suite["row"].items() if not chosen.only or n in chosen.only}
+    columns = scale.pop("columns", list(suite.get("column", {}))) or [""]
+    rows = {
+        f"{row}, {column}" if column else row: (suite.get("column", {}).get(column, {}), changes)
+        for column in columns
+        for row, changes in suite["row"].items()
+    }
+    rows = {n: changes for n, changes in rows.items() if not chosen.only or n in chosen.only}
     with ThreadPoolExecutor(chosen.jobs) as pool:
         # Seed by seed, so that a suite that is stopped early has whole columns.
         pending = {
             (row, seed): pool.submit(
                 run,
-                [*flat(suite["base"]), *flat(scale), *flat(changes), f"seed={seed}"],
+                [*flat(suite["base"]), *flat(scale), *chain(*map(flat, changes)), f"seed={seed}"],
                 Path("runs/papers", name, f"{row}-{seed}".replace(" ", "_").replace("/", "_")),
             )
             for seed in seeds
