@@ -4,8 +4,8 @@
 
 A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it for one scale,
 `[row.NAME]` for one row of the table, in that order. With `[column.NAME]`, such as data sets, there
-is a row for each of both; `columns` of a scale names some. Every run is what `sizewise run --json`
-gives.
+is a row for each of both. A scale may name some of them as `columns`, and change them further in
+`[scale.NAME.column]` and `[scale.NAME.rows]`. Every run is what `sizewise run --json` gives.
 What is done is not run again. Results go to `NAME.SCALE.json` and a table to `NAME.SCALE.md` beside
 the suite; the folders of the runs, with all their logs, stay under `runs/papers/`.
 """
@@ -100,9 +100,14 @@ def main() -> None:
     scale = suite["scale"][chosen.scale]
     seeds = scale.pop("seeds")
     name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
-    columns = scale.pop("columns", list(suite.get("column", {}))) or [""]
+    known = suite.get("column", {"": {}})
+    columns, special = scale.pop("columns", list(known)), scale.pop("rows", {})
+    wider = scale.pop("column", {})
     rows = {
-        f"{row}, {column}" if column else row: (suite.get("column", {}).get(column, {}), changes)
+        f"{row}, {column}" if column else row: (
+            *(known[column], wider.get(column, {})),
+            *(changes, special.get(row, {})),
+        )
         for column in columns
         for row, changes in suite["row"].items()
     }
