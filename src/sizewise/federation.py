@@ -142,7 +142,6 @@ class Federation:
         budgets = {device.group: device.memory for device, _, _ in self.fleet.classes()}
         return {
             "accuracy": totals.accuracy,
-            "metric": self.method.task.metric,
             "sizes": dict(totals.sizes),
             "rounds": totals.rounds,
             "bytes_up": totals.bytes_up,
@@ -154,6 +153,7 @@ class Federation:
             "refused": [dict(refusal) for refusal in totals.refused],
             "state_sha256": sha256(state.tensors),
             "run_dir": str(self.folder.path),
+            "metric": self.method.task.metric,
         }
 
 

@@ -50,7 +50,8 @@ def show_result(result: Mapping[str, Any]) -> None:
         who = f"{refusal['group']} devices (e.g. {refusal['devices'][0]})"
         console.print(f"refused   {who}, {refusal['times']} times: {refusal['reason']}")
     accuracy = result["accuracy"]
-    console.print(f"accuracy  {accuracy:.1%}" if accuracy is not None else "accuracy  unknown")
+    title = result["metric"].ljust(8)
+    console.print(f"{title}  {accuracy:.1%}" if accuracy is not None else f"{title}  unknown")
     up, down = format_bytes(result["bytes_up"]), format_bytes(result["bytes_down"])
     console.print(f"sent      {up} up, {down} down, {format_flops(result['flops'])} on devices")
     console.print(f"time      {result['seconds']:.1f} s for {result['rounds']} rounds")
