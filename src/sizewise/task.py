@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Task:
         ratios: The different shares of the model that the fleet's bytes stand for, ascending.
         devices: Size of the fleet.
         enforce: Meter every training step, not only the first ones of each kind of work.
+        models: Names of models that groups of devices have of their own.
     """
 
     model: ModelConfig
@@ -62,6 +63,17 @@ class Task:
     ratios: tuple[float, ...] = ()
     devices: int = 1
     enforce: bool = False
+    models: tuple[str, ...] = ()
+
+    def named(self, name: str, args: Mapping[str, Any] | None = None) -> "Task":
+        """Return the task with another model.
+
+        Args:
+            name: That model.
+            args: Further arguments of its factory; default: those of this task's model.
+        """
+        given = self.model.args if args is None else args
+        return replace(self, model=replace(self.model, name=name, args=given, weights=None))
 
     def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
         """Build the model at a width ratio, with fresh weights that depend on the seed alone.
