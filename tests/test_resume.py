@@ -41,7 +41,7 @@ ALONE: dict[str, Any] = {
     "method": {"name": "local"},
 }
 IN: dict[str, Any] = {
-    "rounds": 25,
+    "rounds": 14,
     "model": {"name": "fedin_b", "args": {"base": 2}},
     "data": {"train_limit": 160, "test_limit": 40},
     "fleet": {
@@ -49,11 +49,11 @@ IN: dict[str, Any] = {
         "group": [{"count": 2}, {"count": 2, "model": "fedin_e"}],
     },
     "method": {"name": "fedin", "noise": 0.1},
-    "recipe": {"batch": 16},
+    "recipe": {"batch": 16, "eval_every": 7},
     "engine": {"workers": 2},
 }
 GKT: dict[str, Any] = {
-    "rounds": 25,
+    "rounds": 14,
     "model": {"name": "cnn", "args": {"layers": [4, 6, 8]}},
     "data": {"train_limit": 160, "test_limit": 40},
     "fleet": {"devices": 4, "per_round": 3},
@@ -64,6 +64,7 @@ GKT: dict[str, Any] = {
         "server_epochs": 2,
         "noise": 0.1,
     },
+    "recipe": {"eval_every": 7},
     "engine": {"workers": 2},
 }
 
@@ -217,7 +218,8 @@ def test_killed_while_devices_remember(
 ) -> None:
     run = tmp_path / "run"
     command = Command("run", written(tables, tmp_path / "c.toml"), "--out", str(run))
-    code, _, _ = command.stop(signal.SIGKILL, lambda: rounds(run) >= 11)
+    enough = tables["rounds"] // 4 + 1
+    code, _, _ = command.stop(signal.SIGKILL, lambda: rounds(run) >= enough)
     assert code == -signal.SIGKILL
     assert rounds(run) < tables["rounds"]
     expected = facts(train(tables, tmp_path / "whole"), tmp_path / "whole")
