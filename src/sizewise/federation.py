@@ -18,12 +18,11 @@ from sizewise.evaluation import Score
 from sizewise.fleet import Fleet
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
-from sizewise.rows import with_rows
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
 from sizewise.structure import plain
 from sizewise.training import workload
-from sizewise.view import check, size_in_bytes, view_in_bytes
+from sizewise.view import size_in_bytes, view_in_bytes
 
 Observer = Callable[[Mapping[str, Any], Totals], None]
 """Called after each round with its line of the history and the totals."""
@@ -114,16 +113,15 @@ class Federation:
         """Yield the updates of a round that may be merged, in the order of the plans."""
         for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
             if isinstance(outcome, Update):
-                view = self.method.view(plan.piece)
                 try:
-                    covered = with_rows(view, outcome.rows, state.tensors)
-                    check(outcome.tensors, covered, state.tensors)
+                    self.method.check(state, outcome)
                 except UpdateRefused as error:
                     outcome = Refusal(plan.device, plan.round, plan.group, str(error))
             if isinstance(outcome, Refusal):
                 log.lines.append(refusal_line(outcome))
                 continue
-            down = view_in_bytes(view, state.tensors)
+            down = view_in_bytes(self.method.view(plan.piece), state.tensors)
+            down += size_in_bytes(self.method.given(plan, outcome.samples))
             log.lines.append(update_line(outcome, down, self.flops(outcome)))
             if outcome.memory:
                 log.remembered[plan.device] = self.folder.remember(outcome)
@@ -197,7 +195,7 @@ def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:
         "predicted": plan.predicted,
         "peak_bytes": update.peak_bytes,
         "bytes_down": bytes_down,
-        "bytes_up": size_in_bytes(update.tensors),
+        "bytes_up": size_in_bytes(update.tensors) + size_in_bytes(update.shared),
         "samples": update.samples,
         "steps": update.steps,
         "flops": flops,

@@ -22,6 +22,7 @@ def announce(federation: Federation) -> None:
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.ignores_budgets else ''}"
         f"run folder {federation.folder.path}"
+        f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
 
 
