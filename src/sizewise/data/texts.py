@@ -65,10 +65,9 @@ def tokenizer_file(name: str) -> Path:
 
 def own_tokenizer(weights: str | None) -> str | None:
     """Return the tokenizer that comes with published weights, if one does."""
-    if weights is None or weights.endswith(".safetensors") or Path(weights).expanduser().is_file():
-        return None
-    path = pretrained.folder(weights) / "tokenizer.json"
-    return str(path) if path.is_file() else None
+    place = pretrained.described(weights)
+    path = place and place / "tokenizer.json"
+    return str(path) if path and path.is_file() else None
 
 
 def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | None:
