@@ -125,6 +125,10 @@ def encode(
     tokens.enable_padding(length=length, **_padding(name, tokens))
     train_ids, train_labels = _read(splits["train"], columns, tokens)
     test_ids, test_labels = _read(splits[test], columns, tokens)
+    if columns.target == "score":
+        # As images are normalised: else training would first have to find the mean.
+        mean, deviation = train_labels.mean(), train_labels.std(correction=0).clamp(min=1e-6)
+        train_labels, test_labels = ((s - mean) / deviation for s in (train_labels, test_labels))
     names = columns.names
     if columns.target == "class" and not names:
         names = tuple(map(str, range(int(train_labels.max()) + 1)))
