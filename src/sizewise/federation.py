@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sizewise import clock
+from sizewise.clock import Clock
 from sizewise.config import Config
 from sizewise.engines import Engine
 from sizewise.errors import BudgetTooSmall, NobodyCanTrain, UpdateRefused
@@ -65,6 +67,9 @@ class Federation:
         state = self.folder.remembering(state, log.remembered)
         totals = add_up(totals, log.lines)
         line = {"round": round_index + 1, **summary(log.lines)}
+        lasted = self.clock.round(entry.get("device_seconds") for entry in log.lines)
+        if lasted is not None:
+            line["device_seconds"] = lasted
         if (round_index + 1) % self.config.recipe.eval_every == 0 or (
             round_index + 1 == self.config.rounds
         ):
@@ -87,26 +92,37 @@ class Federation:
                 yield self.method.plan(state, device, round_index)
             except BudgetTooSmall as error:
                 refusal = Refusal(device.id, round_index, device.group, str(error))
-                log.lines.append(refusal_line(refusal))
+                lacking = {"budget": error.budget, "predicted": error.needed}
+                log.lines.append({**refusal_line(refusal), **lacking})
 
     def updates(self, state: State, plans: list[Plan], log: RoundLog) -> Iterator[Update]:
         """Yield the updates of a round that may be merged, in the order of the plans."""
         for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
+            simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
                 view = self.method.view(plan.piece)
+                down, flops = view_in_bytes(view, state.tensors), self.flops(outcome)
+                device = self.fleet.device(plan.device, plan.round)
+                took = clock.seconds(device, down, flops, size_in_bytes(outcome.tensors))
+                simulated = {} if took is None else {"device_seconds": took}
                 try:
                     covered = with_rows(view, outcome.rows, state.tensors)
                     check(outcome.tensors, covered, state.tensors)
+                    self.clock.check(took)
                 except UpdateRefused as error:
                     outcome = Refusal(plan.device, plan.round, plan.group, str(error))
             if isinstance(outcome, Refusal):
-                log.lines.append(refusal_line(outcome))
+                log.lines.append({**refusal_line(outcome), **simulated})
                 continue
-            down = view_in_bytes(view, state.tensors)
-            log.lines.append(update_line(outcome, down, self.flops(outcome)))
+            log.lines.append({**update_line(outcome, down, flops), **simulated})
             if outcome.memory:
                 log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
+
+    @property
+    def clock(self) -> Clock:
+        """When rounds end, in simulated time."""
+        return Clock(self.config.fleet.deadline)
 
     def flops(self, update: Update) -> int:
         """Return what an update cost its device in floating-point operations."""

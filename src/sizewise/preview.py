@@ -1,21 +1,30 @@
 """What a run would do: for each device class its piece, its bytes and its work. Trains nothing."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sizewise import picture
 from sizewise.config import Config
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
-from sizewise.session import Setting, prepare
 from sizewise.state import State
 from sizewise.structure import plain
 from sizewise.training import trained, workload
 from sizewise.view import size_in_bytes, view_in_bytes
 
+if TYPE_CHECKING:
+    from sizewise.session import Setting
+
 
 def rows(config: Config) -> list[dict[str, Any]]:
     """Return one row for each device class, as `sizewise plan --json` prints it."""
-    setting = prepare(config)
+    from sizewise import session  # which imports this file: a run notes its plans as well
+
+    return rows_of(session.prepare(config))
+
+
+def rows_of(setting: "Setting") -> list[dict[str, Any]]:
+    """Return one row for each device class of a setting."""
     state = setting.method.setup()
     return [
         {
@@ -29,7 +38,7 @@ def rows(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _work(setting: Setting, state: State, device: Device, round_index: int) -> dict[str, Any]:
+def _work(setting: "Setting", state: State, device: Device, round_index: int) -> dict[str, Any]:
     """Return what a device would do in a round; for one that cannot take part, what it lacks."""
     method, recipe = setting.method, setting.config.recipe
     refused, needed = None, None
@@ -68,6 +77,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         ),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
+        "parts": [] if refused else picture.parts(method, state, plan),
         "refused": refused,
     }
 
