@@ -10,7 +10,10 @@ fixed statistics from the training data: a device that runs one sample at a time
 
 import copy
 import json
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,8 +212,9 @@ def _write_safetensors(chosen: Deployed, example: Tensor, out: Path) -> None:
 def _write_program(chosen: Deployed, example: Tensor, out: Path) -> float:
     batch = torch.export.Dim("batch", min=1, max=4096)
     several = torch.zeros(max(2, len(example)), *example.shape[1:])
-    program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
-    torch.export.save(program, out)
+    with _quiet():
+        program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
+        torch.export.save(program, out)
     return _largest_difference(chosen.module, program.module(), example)
 
 
@@ -222,16 +226,17 @@ def _write_onnx(chosen: Deployed, example: Tensor, out: Path) -> float:
         raise ConfigError(
             f"ONNX needs {error.name}; install it with: pip install 'sizewise[onnx]'"
         ) from None
-    torch.onnx.export(
-        chosen.module,
-        (example,),
-        out,
-        input_names=["images"],
-        output_names=["logits"],
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    with _quiet():
+        torch.onnx.export(
+            chosen.module,
+            (example,),
+            out,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
     running = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
@@ -246,6 +251,19 @@ def _write_onnx(chosen: Deployed, example: Tensor, out: Path) -> float:
             f"{TOLERANCE:g}; export it as safetensors or .pt2 instead"
         )
     return difference
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own warnings, about itself and packages that nobody asked for, to itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @torch.no_grad()

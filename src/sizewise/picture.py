@@ -1,6 +1,5 @@
 """What a plan trains, part by part of the model: what a report draws."""
 
-from statistics import fmean
 from typing import Any
 
 from sizewise.errors import ModelError
@@ -23,25 +22,27 @@ def parts(method: Method, state: State, plan: Plan) -> list[dict[str, Any]]:
     """
     copy, view = method.copy(plan.piece), method.view(plan.piece)
     names = {name: _part(method, name) for name in state.tensors}
-    widths: dict[str, list[float]] = {part: [] for part in _ordered(set(names.values()))}
-    learning: dict[str, set[int]] = {part: set() for part in widths}
+    ordered = _ordered(set(names.values()))
+    held, whole = dict.fromkeys(ordered, 0.0), dict.fromkeys(ordered, 0)
+    learning: dict[str, set[int]] = {part: set() for part in ordered}
     learnable = {name for name, _ in copy.module.named_parameters()}
     stages = [copy.actual(stage) for stage in plan.stages]
     for local, slot in view.items():
         if local not in learnable or slot.name not in names:
             continue
-        part = names[slot.name]
-        widths[part].append(_share(slot, state))
+        part, entries = names[slot.name], state.tensors[slot.name].numel()
+        held[part] += entries * _share(slot, state)
+        whole[part] += entries
         for number, stage in enumerate(stages, 1):
             if learns(local, stage.trainable):
                 learning[part].add(number)
     return [
         {
             "name": part,
-            "width": round(fmean(widths[part]), 4) if widths[part] else 0.0,
+            "width": round(held[part] / whole[part], 4) if whole[part] else 0.0,
             "stages": sorted(learning[part]),
         }
-        for part in widths
+        for part in ordered
     ]
 
 

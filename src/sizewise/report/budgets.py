@@ -67,15 +67,14 @@ def _draw(rows: dict[str, list[Use]], width: float) -> Drawing:
     left, step = (64.0 if narrow else 110.0), 26.0
     right = width - (92 if narrow else 170)
     count = sum(map(len, rows.values()))
-    height = 24 * len(rows) + step * count + 40
+    height = 24 * len(rows) + step * count + 30
     drawing = Drawing(width, height, f"Memory of each device class under {', '.join(rows)}")
     known = [value for some in rows.values() for use in some for value in _values(use)]
     highest = max(known, default=1)
     unit, size = scales.unit("sent", highest)
     x = Scale(0, highest / size, left, right)
     marks = scales.inside(scales.ticks(0, highest / size, 3 if narrow else 6), highest / size)
-    grid_x(drawing, x, {mark: scales.number(mark) for mark in marks}, 6, height - 36)
-    drawing.add(Text(right, height - 4, unit, "muted", 11, "end"))
+    grid_x(drawing, x, {mark: f"{scales.number(mark)} {unit}" for mark in marks}, 6, height - 26)
     y = 8.0
     for number, (name, some) in enumerate(rows.items()):
         colour, _ = series(number)

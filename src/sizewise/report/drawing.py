@@ -6,7 +6,7 @@ Colours are names of a palette, so that one drawing suits light and dark pages a
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 PALETTE = {
     "ink": "#1d1d1b",
@@ -242,7 +242,12 @@ def _paint(axes: object, shape: Shape, order: int) -> None:
             zorder=order,
         )
     else:
-        style = {"alpha": shape.opacity, "fill": shape.fill, "color": colour, "zorder": order}
+        style: dict[str, Any] = {
+            "alpha": shape.opacity,
+            "fill": shape.fill,
+            "color": colour,
+            "zorder": order,
+        }
         style["linewidth"] = 0 if shape.fill else 1
         if isinstance(shape, Dot):
             axes.add_patch(Circle((shape.x, shape.y), shape.radius, **style))

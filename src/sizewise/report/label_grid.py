@@ -22,10 +22,12 @@ def chart(runs: Sequence[Run]) -> Chart | None:
         for label, samples in enumerate(row)
     ]
     total = run.partition["samples"]
-    note = (
-        f"Area of a dot: samples of a class (row) on a device (column). Devices hold "
-        f"{total['min']:,} to {total['max']:,} samples, {total['mean']:,.0f} on average."
-    )
+    note = "Area of a dot: samples of a class (row) on a device (column). "
+    if total["min"] == total["max"]:
+        note += f"Every device holds {total['min']:,} samples."
+    else:
+        note += f"Devices hold {total['min']:,} to {total['max']:,} samples, "
+        note += f"{total['mean']:,.0f} on average."
     if len({one.seed for one in runs}) > 1:
         note += f" Seed {run.seed}; all methods of a seed share the split."
     if len(counts) > DEVICES:

@@ -195,17 +195,13 @@ def _reasons(figure: Chart, runs: Sequence[Run]) -> str:
     found = attendance.reasons(runs)
     if figure.name != "participation" or not found:
         return ""
-    body = "".join(
-        f"<tr><td>{escape(str(entry['row']))}</td><td>{escape(str(entry['class']))}</td>"
-        f'<td>{entry["times"]}</td><td class="words">{escape(str(entry["reason"]))}</td></tr>'
-        for entry in found[:_REASONS]
-    )
+    body = ""
+    for entry in found[:_REASONS]:
+        who = f"{entry['row']}, {entry['class']}, {entry['times']} times"
+        body += f"<dt>{escape(who)}</dt><dd>{escape(str(entry['reason']))}</dd>"
     more = len(found) - _REASONS
     left = f'<p class="note">and {more} more, in updates.jsonl</p>' if more > 0 else ""
-    return (
-        '<div class="scroll"><table><thead><tr><th>refused</th><th>class</th><th>times</th>'
-        f'<th class="words">why</th></tr></thead><tbody>{body}</tbody></table></div>{left}'
-    )
+    return f'<h3>Why devices were refused</h3><dl class="reasons">{body}</dl>{left}'
 
 
 _REASONS = 20

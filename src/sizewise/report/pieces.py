@@ -8,6 +8,12 @@ from sizewise.report.drawing import Box, Drawing, Text, shortened
 from sizewise.report.records import Run, by_row
 from sizewise.structure import format_bytes
 
+NAMED = 24
+"""Parts that can have a name above their column."""
+
+LEFT = 210.0
+"""Where the picture begins, right of the names of the classes."""
+
 
 def chart(runs: Sequence[Run]) -> Chart | None:
     """Return a picture of the model for each device class; None for runs that know of no plan."""
@@ -51,16 +57,28 @@ def _draw(rows: dict[str, list[dict[str, Any]]], width: float) -> Drawing:
         colour, _ = series(number)
         y += 24
         drawing.add(Text(0, y - 8, name, colour, 13, bold=True))
+        names = [[part["name"] for part in entry["parts"]] for entry in plan if entry["parts"]]
+        if not narrow and names and len(names[0]) <= NAMED:
+            _heads(drawing, names[0], y - 6, width)
         for entry in plan:
             _line(drawing, entry, colour, y, width, narrow)
             y += step
     return drawing
 
 
+def _heads(drawing: Drawing, names: Sequence[str], y: float, width: float) -> None:
+    """Write the names of the parts above their columns."""
+    cell = (width - LEFT) / len(names)
+    for place, name in enumerate(names):
+        words = shortened(name.removeprefix("block "), cell, 10.5)
+        middle = LEFT + place * cell + (cell - 3) / 2
+        drawing.add(Text(middle, y, words, "muted", 10.5, "middle"))
+
+
 def _line(
     drawing: Drawing, entry: dict[str, Any], colour: str, y: float, width: float, narrow: bool
 ) -> None:
-    left, top, height = (10.0, y + 17, 26.0) if narrow else (210.0, y + 2, 28.0)
+    left, top, height = (10.0, y + 17, 26.0) if narrow else (LEFT, y + 2, 28.0)
     what = "cannot take part" if entry["refused"] else entry["size"]
     room = width - 20 if narrow else left - 20
     if narrow:

@@ -173,7 +173,7 @@ def _json(path: Path, otherwise: Any) -> Any:
 
 def failures(paths: Sequence[Path]) -> list[tuple[str, str]]:
     """Return the rows of comparisons of which no run got to its end, each with its reason."""
-    found = {}
+    found: dict[str, str] = {}
     for path in paths:
         if (path / COMPARISON).is_file():
             runs = json.loads((path / COMPARISON).read_text(encoding="utf-8"))["runs"]

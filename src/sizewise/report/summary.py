@@ -96,7 +96,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("steps", lambda row: f"{row.steps:,.0f}"),
         Column("sent MB", lambda row: f"{row.sent / 1e6:,.1f}"),
         Column("TFLOP", lambda row: f"{row.flops / 1e12:,.3g}"),
-        Column("largest peak MB", lambda row: f"{row.peak / 1e6:.2f}"),
+        Column("peak MB", lambda row: f"{row.peak / 1e6:.2f}"),
         Column("minutes", lambda row: f"{row.seconds / 60:.1f}"),
     ]
     return [column for column in found if column is not None]

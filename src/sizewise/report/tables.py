@@ -101,7 +101,7 @@ def show_comparison(rows: Sequence[Row], folder: Path) -> None:
     """Print the table of a comparison, and where its files are."""
     chosen = columns(rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in chosen:
         table.add_column(column.head, justify="right")
     console = Console(highlight=False)
