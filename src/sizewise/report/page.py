@@ -75,14 +75,14 @@ def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def headline(rows: Sequence[Row], runs: Sequence[Run]) -> str:
-    """Return what came out, in a few words; methods closer than their spread are called close."""
+    """Return what came out, in a few words; methods within their spreads are called close."""
     data = Path(runs[0].config["data"]["name"]).name
     ranked = sorted((row for row in rows if row.accuracy), key=lambda row: -row.mean)
     best = ranked[0]
     if len(ranked) == 1:
         return f"{best.name} reaches {best.mean:.1%} on {data}"
     second = ranked[1]
-    if best.mean - second.mean <= max(best.spread or 0.0, second.spread or 0.0):
+    if best.mean - second.mean <= (best.spread or 0.0) + (second.spread or 0.0):
         return (
             f"{best.name} and {second.name} are close on {data}: {best.mean:.1%}, {second.mean:.1%}"
         )
