@@ -102,7 +102,7 @@ def measure(method: NeFL, chosen: Sequence[Submodel], repeats: int, steps: int) 
     for case, peak in zip(ours, peaks, strict=True):
         if peak != (predicted := method.predicted(case.module, stage).peak):
             raise SystemExit(f"predicted {predicted:,} bytes, metered {peak:,}")
-    work = [flops.per_sample(case.module, IMAGE, cross_entropy, None) for case in ours]
+    work = [flops.per_sample(case.module, images, labels, cross_entropy) for case in ours]
     size = [sum(p.numel() for p in case.module.parameters()) for case in ours]
     whole, rows = ours[-1], []
     for number, (blocks, case) in enumerate(zip(kept, ours, strict=True)):

@@ -3,7 +3,9 @@
     python papers/suite.py papers/slt/figure1.toml [--scale mini] [--jobs 2] [--only ROW ...]
 
 A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it for one scale,
-`[row.NAME]` for one row of the table, in that order. Every run is what `sizewise run --json` gives.
+`[row.NAME]` for one row of the table, in that order. With `[column.NAME]`, such as data sets, there
+is a row for each of both. A scale may name some of them as `columns`, and change them further in
+`[scale.NAME.column]` and `[scale.NAME.rows]`. Every run is what `sizewise run --json` gives.
 What is done is not run again. Results go to `NAME.SCALE.json` and a table to `NAME.SCALE.md` beside
 the suite; the folders of the runs, with all their logs, stay under `runs/papers/`.
 """
@@ -12,6 +14,7 @@ import argparse
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +43,20 @@ def main() -> None:
     scale = suite["scale"][chosen.scale]
     seeds = scale.pop("seeds")
     name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
-    rows = {
-        row: config.read(None, [*flat(suite["base"]), *flat(scale), *flat(changes)])
+    known = suite.get("column", {"": {}})
+    columns, special = scale.pop("columns", list(known)), scale.pop("rows", {})
+    wider = scale.pop("column", {})
+    changed = {
+        f"{row}, {column}" if column else row: (
+            *(known[column], wider.get(column, {})),
+            *(changes, special.get(row, {})),
+        )
+        for column in columns
         for row, changes in suite["row"].items()
+    }
+    rows = {
+        row: config.read(None, [*flat(suite["base"]), *flat(scale), *chain(*map(flat, changes))])
+        for row, changes in changed.items()
         if not chosen.only or row in chosen.only
     }
     jobs = comparison.jobs(rows, seeds, Path("runs/papers", name))

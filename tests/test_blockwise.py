@@ -22,7 +22,7 @@ def model() -> nn.Module:
 
 def taken_apart(model: nn.Module, exits: dict[int, nn.Module], links: bool = True) -> Blockwise:
     parts = anatomy(model)
-    shapes = hidden_shapes(model, parts, (1, 8, 8))
+    shapes = hidden_shapes(model, parts, torch.zeros(2, 1, 8, 8))
     return Blockwise(model, parts, shapes, exits, links).eval()
 
 
@@ -48,7 +48,7 @@ def test_a_stage_is_read_strictly() -> None:
 
 
 def test_shapes_between_the_blocks(model: nn.Module) -> None:
-    shapes = hidden_shapes(model, anatomy(model), (1, 8, 8))
+    shapes = hidden_shapes(model, anatomy(model), torch.zeros(2, 1, 8, 8))
     assert [tuple(shape) for shape in shapes] == [(4, 8, 8)] * 3 + [(8, 4, 4), (12, 2, 2)]
 
 
@@ -167,7 +167,7 @@ def test_an_exit_is_a_head_or_leads_to_the_head(model: nn.Module) -> None:
 def test_a_peer_is_run_in_place_of_the_model(model: nn.Module) -> None:
     peer = narrow(classes=3, image=(1, 8, 8)).eval()
     parts = anatomy(model)
-    shapes = hidden_shapes(model, parts, (1, 8, 8))
+    shapes = hidden_shapes(model, parts, torch.zeros(2, 1, 8, 8))
     whole = Blockwise(model, parts, shapes, {}, True, [peer]).eval()
     blocks = Blocks((0, 1, 2, 3))
     assert torch.equal(whole(IMAGES, blocks, whole.peers[0]), peer(IMAGES))

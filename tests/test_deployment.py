@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from sizewise import config as configs
 from sizewise import deployment, session
 from sizewise.data import sources
-from sizewise.data.augment import Transform
 from sizewise.memory import Meter
 from test_cli import assert_one_sentence, sizewise
 
@@ -64,8 +63,8 @@ def test_safetensors_come_back_as_the_same_model(run: Path, tmp_path: Path) -> N
     out = tmp_path / "model.safetensors"
     facts = export(run, "--size", "width 0.5", "--out", out)
     model = deployment.load(out)
-    data = sources.load("digits", None, train_limit=400, test_limit=200, image_size=None)
-    images = Transform("none", data.mean, data.std)(data.test_images, None)
+    data = sources.load("digits", None, train_limit=400, test_limit=200)
+    images = data.transform()(data.test_images, None)
     with torch.no_grad():
         alone = torch.cat([model(image[None]) for image in images[:20]])
         assert torch.allclose(alone, model(images[:20]), atol=1e-5), "no result depends on others"

@@ -16,7 +16,7 @@ def test_a_dropped_block_is_its_shortcut(name: str) -> None:
     """What the public code computes: the branch, times 0."""
     model = build(name, classes=3, image=IMAGE, width=0.25).eval()
     parts, x = anatomy(model), torch.randn(2, *IMAGE)
-    shapes = hidden_shapes(model, parts, IMAGE)
+    shapes = hidden_shapes(model, parts, torch.zeros(2, *IMAGE))
     kept = [number for number in range(len(parts.blocks)) if number % 3]
     expected = build(name, classes=3, image=IMAGE, width=0.25).eval()
     expected.load_state_dict(model.state_dict())
@@ -30,13 +30,13 @@ def test_a_dropped_block_is_its_shortcut(name: str) -> None:
     assert torch.equal(small(x), expected(x))
     assert sum(parameter.numel() for parameter in small.parameters()) < before
     assert set(small.state_dict()) < set(expected.state_dict())
-    assert hidden_shapes(small, parts, IMAGE) == shapes
+    assert hidden_shapes(small, parts, torch.zeros(2, *IMAGE)) == shapes
 
 
 def test_a_projection_stays_and_the_rest_goes() -> None:
     model = build("resnet8", classes=3, image=IMAGE)
     parts = anatomy(model)
-    shapes = hidden_shapes(model, parts, IMAGE)
+    shapes = hidden_shapes(model, parts, torch.zeros(2, *IMAGE))
     drop_blocks(model, parts, shapes, kept=[0])
     left = {name.split(".")[2] for name, _ in model.blocks.named_parameters() if name[0] != "0"}  # type: ignore[union-attr]
     names = {name for name, _ in model.named_parameters() if not name.startswith("blocks.0.")}
@@ -48,7 +48,7 @@ def test_a_projection_stays_and_the_rest_goes() -> None:
 def test_blocks_that_change_the_shape_without_a_shortcut_stay() -> None:
     model = Staged(nn.Flatten(), [nn.Linear(64, 8), nn.Linear(8, 8)], nn.Linear(8, 3))
     parts = anatomy(model)
-    shapes = hidden_shapes(model, parts, IMAGE)
+    shapes = hidden_shapes(model, parts, torch.zeros(2, *IMAGE))
     with pytest.raises(ModelError, match=r"'blocks.0' changes the shape .* a method `dropped`"):
         drop_blocks(model, parts, shapes, kept=[1])
     assert drop_blocks(model, parts, shapes, kept=[0])(torch.zeros(2, *IMAGE)).shape == (2, 3)

@@ -25,7 +25,7 @@ def shapes(*found: tuple[int, ...]) -> list[torch.Size]:
 
 def shapes_of(task: Task) -> tuple[torch.Size, ...]:
     model = task.build()
-    return hidden_shapes(model.eval(), task.anatomy(model), task.image)
+    return hidden_shapes(model.eval(), task.anatomy(model), task.drawn(2))
 
 
 def build(task: Task, *stops: int) -> Any:

@@ -43,7 +43,7 @@ class FakeEngine:
             yield self.tamper(outcome) if isinstance(outcome, Update) else outcome
 
     def evaluate(self, state: State) -> Mapping[str, Score]:
-        return {"full": Score(correct=1, loss_sum=2.0, samples=4)}
+        return {"full": Score(counts=(1, 4), loss_sum=2.0, samples=4)}
 
     def close(self) -> None:
         self.local.close()

@@ -58,6 +58,7 @@ def rows(model: str) -> list[str]:
     label, image, args = MODELS[model]
     recipe = Recipe(batch=32, momentum=0.0, weight_decay=0.0, norm="tracked")
     method = NeFL(Task(ModelConfig(model, args), recipe, image, classes=10))
+    pair = method.task.inputs(2), method.task.targets(2)
     (stage,) = method.stages(0)
     whole = sum(parameter.numel() for parameter in method._sketch({}).parameters())
     lines, known = [], {}
@@ -70,7 +71,7 @@ def rows(model: str) -> list[str]:
                 module = method._sketch({"width": submodel.width, **blocks}).requires_grad_()
                 known[submodel] = (
                     sum(parameter.numel() for parameter in module.parameters()),
-                    flops.per_sample(module, image, cross_entropy, None),
+                    flops.per_sample(module, *pair, cross_entropy),
                     method.predicted(module, stage).peak,
                 )
             parameters, work, peak = known[submodel]

@@ -182,12 +182,16 @@ def strides(shape: Sequence[int], expected: Sequence[int]) -> tuple[int, int]:
     return -(-shape[1] // expected[1]), -(-shape[2] // expected[2])
 
 
-def hidden_shapes(
-    model: nn.Module, parts: Anatomy, image: tuple[int, int, int]
-) -> tuple[torch.Size, ...]:
-    """Return the shape of one sample's hidden tensor after the stem and after each block."""
+def hidden_shapes(model: nn.Module, parts: Anatomy, inputs: Tensor) -> tuple[torch.Size, ...]:
+    """Return the shape of one sample's hidden tensor after the stem and after each block.
+
+    Args:
+        model: The model, in evaluation mode.
+        parts: Its anatomy.
+        inputs: Some samples, (B, ...).
+    """
     with torch.no_grad():
-        x = parts.run_stem(model, torch.zeros(2, *image))
+        x = parts.run_stem(model, inputs)
         shapes = [x.shape[1:]]
         for number in range(len(parts.blocks)):
             x = parts.run_blocks(model, x, number, number + 1)

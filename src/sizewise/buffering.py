@@ -26,7 +26,7 @@ class Buffer:
 
     Attributes:
         inputs: All inputs (N, ...), batch after batch.
-        labels: Their classes (N,).
+        labels: Their labels (N, ...).
         bounds: First and last + 1 row of each batch.
         folder: Where large buffers have their files.
         in_memory: Whether the inputs are in memory.

@@ -10,19 +10,21 @@ from sizewise.structure import format_bytes
 def markdown(facts: Mapping[str, Any]) -> str:
     """Return the card from what `deployment.export` knows."""
     task, data = facts["task"], facts["data"]
-    image = " x ".join(map(str, task["image"]))
+    shape = ", ".join(map(str, task["image"]))
+    tokens = task.get("vocabulary", 0)
+    given = f"token ids, int64, (batch, {shape})" if tokens else f"float32, (batch, {shape})"
     peak, budget = format_bytes(facts["peak_bytes"]), facts["budget_bytes"]
     asked = f" (asked for: at most {format_bytes(budget)})" if budget else ""
     return f"""# {task["model"]["name"]}, {facts["size"]}, trained with {facts["method"]["name"]}
 
 | | |
 |---|---|
-| accuracy | {facts["accuracy"]:.2%} on the test set of {data["name"]}, measured on this model |
+| {facts["metric"]} | {facts["accuracy"]:.2%} on the test set of {data["name"]}, measured on this model |
 | inference | {peak} at the peak for {_samples(facts["batch"])}{asked} |
 | parameters | {facts["parameters"]:,} |
 | file | `{Path(facts["file"]).name}`, {format_bytes(facts["file_bytes"])} |
-| input | float32, (batch, {image.replace(" x ", ", ")}), normalised as below |
-| output | logits of {len(facts["class_names"])} classes |
+| input | {given} |
+| output | {len(facts["class_names"])} logits, in the order of the classes below |
 
 The peak counts the bytes of live tensors: weights, input and activations. What a runtime needs
 besides them is not in it.
@@ -31,9 +33,7 @@ besides them is not in it.
 
 {_how(facts)}
 
-Bytes of an image are divided by 255, then normalised: mean {_numbers(facts["mean"])}, deviation
-{_numbers(facts["std"])}, for each channel. Classes, in the order of the logits:
-{", ".join(facts["class_names"][:50])}{" ..." if len(facts["class_names"]) > 50 else ""}.
+{_preparation(facts)}Classes: {", ".join(facts["class_names"][:50])}{_more(facts)}.
 
 ## How it was trained
 
@@ -53,6 +53,20 @@ def _samples(batch: int) -> str:
     return "one sample" if batch == 1 else f"a batch of {batch}"
 
 
+def _preparation(facts: Mapping[str, Any]) -> str:
+    if not facts["mean"]:
+        return ""
+    return (
+        "Bytes of an image are divided by 255, then normalised for each channel: mean "
+        f"{_numbers(facts['mean'])}, deviation {_numbers(facts['std'])}. "
+    )
+
+
+def _more(facts: Mapping[str, Any]) -> str:
+    left = len(facts["class_names"]) - 50
+    return f" and {left} more" if left > 0 else ""
+
+
 def _numbers(values: list[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
@@ -64,14 +78,14 @@ def _how(facts: Mapping[str, Any]) -> str:
 from sizewise import deployment
 
 model = deployment.load(Path("{name}"))  # with {Path(name).stem}.json beside it
-logits = model(images)""",
+logits = model(inputs)""",
         ".onnx": f"""import onnxruntime
 
 model = onnxruntime.InferenceSession("{name}")
-(logits,) = model.run(None, {{"images": images}})""",
+(logits,) = model.run(None, {{"inputs": inputs}})""",
         ".pt2": f"""import torch
 
 model = torch.export.load("{name}").module()  # only open files of people you trust
-logits = model(images)""",
+logits = model(inputs)""",
     }[Path(name).suffix]
     return f"```\n{code}\n```"

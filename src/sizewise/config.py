@@ -22,7 +22,7 @@ from sizewise.task import ModelConfig, Task
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The `[data]` table: which images, and how they are divided among the devices.
+    """The `[data]` table: which samples, and how they are divided among the devices.
 
     Attributes:
         name: A listed data set, a parquet folder, or "owner/name" on the Hugging Face hub.
@@ -35,6 +35,11 @@ class DataConfig:
         train_limit: Use only this many training samples.
         test_limit: Use only this many test samples.
         image_size: Resize images to this many pixels a side.
+        tokenizer: For texts: a `tokenizer.json`, or a folder, package or hub name with one;
+            default: that of `model.weights`.
+        max_tokens: For texts: cut or pad them to this many tokens.
+        metric: How models are measured, a name of `sizewise.metrics`; default: as papers do it.
+        silos: Further data sets, each with labels of its own; `natural` makes each a device.
     """
 
     name: str = "digits"
@@ -47,6 +52,10 @@ class DataConfig:
     train_limit: int | None = None
     test_limit: int | None = None
     image_size: int | None = None
+    tokenizer: str | None = None
+    max_tokens: int = 128
+    metric: str | None = None
+    silos: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
         """Return the partition's options that were given."""
@@ -139,6 +148,10 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         ratios=fleet.ratios() if fleet else (),
         devices=fleet.total if fleet else 1,
         enforce=config.engine.enforce,
+        vocabulary=dataset.vocabulary,
+        target=dataset.target,
+        metric=dataset.metric,
+        silos=dataset.silos,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sizewise import card, checkpoint, config, evaluation, methods, norms, session
-from sizewise.data.augment import Transform
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.memory import predict
 from sizewise.run import RunFolder
@@ -40,6 +40,10 @@ TOLERANCE = 1e-4
 """How far logits of an ONNX model may be from torch's."""
 
 
+COMPARED = 8
+"""Batches of noise on which a file is compared with the model that it was made from."""
+
+
 @dataclass(frozen=True)
 class Deployed:
     """A model that is ready to leave its run.
@@ -47,7 +51,7 @@ class Deployed:
     Attributes:
         size: Its name among the sizes of the method.
         module: The model, in evaluation mode.
-        accuracy: On the test set, as it is exported.
+        accuracy: On the test set, as it is exported; or what the metric of the data says.
         peak: Bytes of inference at their peak, predicted, for a batch of `batch`.
         batch: Samples at a time.
         parameters: How many it has.
@@ -77,7 +81,7 @@ def export(
         size: Or the name of a deployed size.
         batch: Samples that a device runs at a time.
     """
-    writers: dict[str, Callable[[Deployed, Tensor, Path], float | None]] = {
+    writers: dict[str, Callable[[Deployed, Task, Path], float | None]] = {
         ".safetensors": _write_safetensors,
         ".onnx": _write_onnx,
         ".pt2": _write_program,
@@ -85,13 +89,12 @@ def export(
     if out.suffix not in writers:
         raise ConfigError(f"--out must end in {', '.join(writers)}, not {out.suffix or str(out)!r}")
     setting, chosen = _choose(path, memory, size, batch)
-    task = setting.method.task
-    example = torch.zeros(batch, *task.image)
     out.parent.mkdir(parents=True, exist_ok=True)
-    difference = writers[out.suffix](chosen, example, out)
+    difference = writers[out.suffix](chosen, setting.method.task, out)
     facts = {
         "size": chosen.size,
         "accuracy": chosen.accuracy,
+        "metric": setting.method.task.metric,
         "peak_bytes": chosen.peak,
         "budget_bytes": memory,
         "batch": batch,
@@ -163,14 +166,12 @@ def _choose(
 def _deployed(setting: Setting, size: str, module: nn.Module, batch: int) -> Deployed:
     module = _frozen(setting, module, calibrate=True)
     data, recipe = setting.dataset, setting.config.recipe
-    transform = Transform("none", data.mean, data.std)
-    scores = evaluation.score(
-        module, data.test_images, data.test_labels, transform, recipe.eval_batch
-    )
+    scores = evaluation.score(module, data, recipe.eval_batch)
     return Deployed(
         size,
         module,
-        evaluation.total(scores).accuracy,
+        # Where silos have labels of their own, the mean over them.
+        fmean(evaluation.total(scores).values(data.metric, data.sets)),
         _peak(module, setting.method.task, batch),
         batch,
         sum(parameter.numel() for parameter in module.parameters()),
@@ -188,37 +189,36 @@ def _frozen(setting: Setting, module: nn.Module, calibrate: bool) -> nn.Module:
 def _training_batches(setting: Setting) -> Iterator[Tensor]:
     """Yield the training data once, in batches of equal size, because each counts the same."""
     data, recipe = setting.dataset, setting.config.recipe
-    transform = Transform("none", data.mean, data.std)
+    transform = data.transform()
     count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
     for images in torch.tensor_split(data.train_images, count):
         yield transform(images, None)
 
 
 def _peak(module: nn.Module, task: Task, batch: int) -> int:
-    inputs = torch.empty((batch, *task.image), device="meta")
-    return predict(module, inputs, training=False).peak
+    return predict(module, task.inputs(batch), training=False).peak
 
 
 # ---- the formats
 
 
-def _write_safetensors(chosen: Deployed, example: Tensor, out: Path) -> None:
+def _write_safetensors(chosen: Deployed, task: Task, out: Path) -> None:
     own = {
         name: tensor.detach().contiguous() for name, tensor in own_tensors(chosen.module).items()
     }
     save_file(own, out, metadata={"size": chosen.size})
 
 
-def _write_program(chosen: Deployed, example: Tensor, out: Path) -> float:
+def _write_program(chosen: Deployed, task: Task, out: Path) -> float:
     batch = torch.export.Dim("batch", min=1, max=4096)
-    several = torch.zeros(max(2, len(example)), *example.shape[1:])
+    several = task.drawn(max(2, chosen.batch))
     with _quiet():
         program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
         torch.export.save(program, out)
-    return _largest_difference(chosen.module, program.module(), example)
+    return _largest_difference(chosen, program.module(), task)
 
 
-def _write_onnx(chosen: Deployed, example: Tensor, out: Path) -> float:
+def _write_onnx(chosen: Deployed, task: Task, out: Path) -> float:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (what torch exports with)
@@ -229,9 +229,9 @@ def _write_onnx(chosen: Deployed, example: Tensor, out: Path) -> float:
     with _quiet():
         torch.onnx.export(
             chosen.module,
-            (example,),
+            (task.drawn(chosen.batch),),
             out,
-            input_names=["images"],
+            input_names=["inputs"],
             output_names=["logits"],
             dynamo=True,
             external_data=False,
@@ -239,11 +239,11 @@ def _write_onnx(chosen: Deployed, example: Tensor, out: Path) -> float:
         )
     running = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> Tensor:
-        (logits,) = running.run(None, {"images": images.numpy()})
+    def run(inputs: Tensor) -> Tensor:
+        (logits,) = running.run(None, {"inputs": inputs.numpy()})
         return torch.from_numpy(logits)
 
-    difference = _largest_difference(chosen.module, run, example)
+    difference = _largest_difference(chosen, run, task)
     if not difference <= TOLERANCE:
         out.unlink()
         raise ConfigError(
@@ -267,16 +267,13 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _largest_difference(
-    module: nn.Module, other: Callable[[Tensor], Tensor], example: Tensor
-) -> float:
+def _largest_difference(chosen: Deployed, other: Callable[[Tensor], Tensor], task: Task) -> float:
     """Return how far two models are from each other on some random inputs."""
-    generator = torch.Generator().manual_seed(0)
-    worst = 0.0
-    for _ in range(8):
-        images = torch.randn(example.shape, generator=generator)
-        worst = max(worst, float((module(images) - other(images)).abs().max()))
-    return worst
+    differences = (
+        (chosen.module(inputs) - other(inputs)).abs().max()
+        for inputs in task.drawn(COMPARED * chosen.batch).split(chosen.batch)
+    )
+    return float(max(differences))
 
 
 # ---- the way back

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
-
 from sizewise import accounting, norms
 from sizewise.anatomy import Anatomy
 from sizewise.blockwise import Blocks
@@ -163,8 +161,8 @@ class Depthwise(Method):
 
     def _published(self, ratio: float) -> Schedule:
         """Return the decomposition that the paper's accounting gives for a ratio."""
-        model, batch = self.task.build(), (self.task.recipe.batch, *self.task.image)
-        counted = accounting.summary(model, torch.empty(batch, device="meta"), self.parts)
+        inputs = self.task.inputs(self.task.recipe.batch)
+        counted = accounting.summary(self.task.build(), inputs, self.parts)
         whole = int(ratio + 1e-9)
         if ratio - whole < 1e-9 or whole >= self.options.models:
             return self._regular(min(whole, self.options.models) - 1)

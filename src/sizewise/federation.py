@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from sizewise import clock
@@ -15,6 +16,7 @@ from sizewise.clock import Clock
 from sizewise.config import Config
 from sizewise.engines import Engine
 from sizewise.errors import BudgetTooSmall, NobodyCanTrain, UpdateRefused
+from sizewise.evaluation import Score
 from sizewise.fleet import Fleet
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
@@ -74,8 +76,8 @@ class Federation:
             round_index + 1 == self.config.rounds
         ):
             scores = self.engine.evaluate(state)
-            sizes = {size: score.accuracy for size, score in scores.items()}
-            totals = replace(totals, accuracy=self.method.headline(sizes), sizes=sizes)
+            accuracy, sizes = self.rated(scores)
+            totals = replace(totals, accuracy=accuracy, sizes=sizes)
             losses = {size: finite(score.loss) for size, score in scores.items()}
             line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
         seconds = time.perf_counter() - start
@@ -84,6 +86,25 @@ class Federation:
         self.folder.log(log.lines, line)
         self.folder.save(state, totals)
         return state, totals, line
+
+    def rated(self, scores: Mapping[str, Score]) -> tuple[float, dict[str, float]]:
+        """Return the one figure to show for a run, and the metric of each deployed size.
+
+        Where silos have labels of their own, each size has a figure for each of them. What counts
+        is how well the best size does on a silo, in the mean over the silos.
+        """
+        task = self.method.task
+        silos = task.silos or ("",)
+        found = {size: score.values(task.metric, len(silos)) for size, score in scores.items()}
+        if not task.silos:
+            sizes = {size: values[0] for size, values in found.items()}
+            return self.method.headline(sizes), sizes
+        named = {
+            f"{size} on {silo}": value
+            for size, values in found.items()
+            for silo, value in zip(silos, values, strict=True)
+        }
+        return fmean(max(values) for values in zip(*found.values(), strict=True)), named
 
     def plans(self, state: State, round_index: int, log: RoundLog) -> Iterator[Plan]:
         """Yield the plans of the devices sampled for a round; note those that cannot take part."""
@@ -101,13 +122,13 @@ class Federation:
             simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
                 view = self.method.view(plan.piece)
-                down, flops = view_in_bytes(view, state.tensors), self.flops(outcome)
-                device = self.fleet.device(plan.device, plan.round)
-                took = clock.seconds(device, down, flops, size_in_bytes(outcome.tensors))
-                simulated = {} if took is None else {"device_seconds": took}
                 try:
                     covered = with_rows(view, outcome.rows, state.tensors)
                     check(outcome.tensors, covered, state.tensors)
+                    down, flops = view_in_bytes(view, state.tensors), self.flops(outcome)
+                    device = self.fleet.device(plan.device, plan.round)
+                    took = clock.seconds(device, down, flops, size_in_bytes(outcome.tensors))
+                    simulated = {} if took is None else {"device_seconds": took}
                     self.clock.check(took)
                 except UpdateRefused as error:
                     outcome = Refusal(plan.device, plan.round, plan.group, str(error))
@@ -137,6 +158,7 @@ class Federation:
         budgets = {device.group: device.memory for device, _, _ in self.fleet.classes()}
         return {
             "accuracy": totals.accuracy,
+            "metric": self.method.task.metric,
             "sizes": dict(totals.sizes),
             "rounds": totals.rounds,
             "bytes_up": totals.bytes_up,

@@ -32,16 +32,13 @@ class Frugal(nn.Module):
         chunk: Samples that a part works on at a time.
     """
 
-    def __init__(
-        self, model: nn.Module, parts: Anatomy, image: tuple[int, ...], batch: int, budget: int
-    ) -> None:
+    def __init__(self, model: nn.Module, parts: Anatomy, inputs: Tensor, budget: int) -> None:
         """Write a model's weights to a file, and find out how it fits the budget.
 
         Args:
             model: The model; it is not needed any more afterwards.
             parts: Its anatomy.
-            image: Shape of one input.
-            batch: Most inputs that come at once.
+            inputs: The largest batch that comes; only its shape and type matter.
             budget: Bytes.
 
         Raises:
@@ -60,26 +57,25 @@ class Frugal(nn.Module):
         self._unsaved = [_unsaved(model.get_submodule(path)) for path in paths]
         # In a list, so that they are not this module's children: they have no tensors.
         self._skeletons = [on_meta(model.get_submodule(path)) for path in paths]
-        self.chunk = self._fitting(model, image, batch)
+        self.chunk = self._fitting(model, inputs)
 
-    def _fitting(self, model: nn.Module, image: tuple[int, ...], batch: int) -> int:
+    def _fitting(self, model: nn.Module, inputs: Tensor) -> int:
         whole = uses_batch_statistics(model)
-        chunk = batch
-        while (needed := self._need(model, image, chunk)) > self._budget:
+        chunk = len(inputs)
+        while (needed := self._need(model, inputs[:chunk])) > self._budget:
             if whole or chunk == 1:
                 what = f"running the largest part of the model on {chunk} samples"
                 raise BudgetTooSmall(self._budget, needed, what)
             chunk = (chunk + 1) // 2
         return chunk
 
-    def _need(self, model: nn.Module, image: tuple[int, ...], chunk: int) -> int:
-        shape, most = (chunk, *image), 0
+    def _need(self, model: nn.Module, chunk: Tensor) -> int:
+        hidden, most = torch.empty_like(chunk, device="meta"), 0
         for path, skeleton in zip(self._paths, self._skeletons, strict=True):
-            inputs = torch.empty(shape, device="meta")
-            footprint = predict(model.get_submodule(path), inputs, training=False)
+            footprint = predict(model.get_submodule(path), hidden, training=False)
             most = max(most, footprint.peak)
             with torch.no_grad():
-                shape = tuple(skeleton(inputs).shape)
+                hidden = torch.empty_like(skeleton(hidden), memory_format=torch.contiguous_format)
         return most
 
     @torch.no_grad()

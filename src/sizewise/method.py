@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sizewise import flops, memory, norms, rng, server_optim, training
 from sizewise.anatomy import Anatomy
@@ -76,7 +76,7 @@ class Method:
     @cached_property
     def shapes(self) -> tuple[torch.Size, ...]:
         """Shapes of a sample's hidden tensor after the stem and after each block."""
-        return hidden_shapes(self.task.build().eval(), self.parts, self.task.image)
+        return hidden_shapes(self.task.build().eval(), self.parts, self.task.drawn(2))
 
     @cached_property
     def first_names(self) -> dict[str, str]:
@@ -170,7 +170,8 @@ class Method:
         recipe = self.task.recipe
         return memory.predict(
             module,
-            torch.empty((recipe.batch, *self.sample_shape(stage)), device="meta"),
+            self.inputs(stage, recipe.batch),
+            self.task.targets(recipe.batch),
             step=training.make_step(recipe, self.objective(stage, None)),
             anchored=recipe.proximal > 0,
             optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
@@ -184,15 +185,16 @@ class Method:
             trainable = self.copy(piece).actual(stage).trainable
             self._flops[key] = flops.per_sample(
                 self.pattern(piece),
-                self.sample_shape(stage),
+                self.inputs(stage, flops.SAMPLES),
+                self.task.targets(flops.SAMPLES),
                 self.objective(stage, None),
                 trainable,
             )
         return self._flops[key]
 
-    def sample_shape(self, stage: Stage) -> tuple[int, ...]:
-        """Return the shape of one input of a stage: that of an image, (C, H, W)."""
-        return self.task.image
+    def inputs(self, stage: Stage, batch: int) -> Tensor:
+        """Return a batch of what a stage trains on, of which only the shape matters."""
+        return self.task.inputs(batch)
 
     def view(self, piece: Piece) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""

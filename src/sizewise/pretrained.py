@@ -1,5 +1,7 @@
 """Starting from weights that somebody has trained: any state dict, as safetensors."""
 
+import importlib.util
+import logging
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -9,20 +11,59 @@ from torch import Tensor, nn
 from sizewise.errors import ConfigError, ModelError
 from sizewise.view import Tensors
 
+STORED = "model.safetensors"
 
-def load(path: Path) -> dict[str, Tensor]:
+
+def folder(name: str) -> Path:
+    """Return the folder with published weights, their `config.json` and tokenizer.
+
+    Args:
+        name: Its path; or a Python package that carries it; or "owner/name" on the Hugging Face
+            hub, from where it is downloaded once.
+
+    Raises:
+        ConfigError: There is no such thing.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    for place in (spec and spec.submodule_search_locations) or ():
+        for inner in (Path(place), Path(place, "model")):
+            if (inner / STORED).is_file():
+                return inner
+    if name.count("/") != 1 or path.is_absolute():
+        raise ConfigError(
+            f"model.weights: {name!r} is neither a file, a folder or an installed package with a "
+            f"{STORED}, nor 'owner/name' on the Hugging Face hub"
+        )
+    from huggingface_hub import snapshot_download
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", STORED]))
+    except Exception as error:  # The network can fail in any way.
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"model.weights: {name!r} could not be loaded from the Hugging Face hub ({reason}); "
+            "check the name and the connection, or give a folder"
+        ) from None
+
+
+def load(name: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict, by name.
 
     Files of `torch.save` are refused: reading one can run code.
 
     Args:
-        path: A `.safetensors` file, or a folder with a `model.safetensors`.
+        name: A `.safetensors` file, or what `folder` takes.
 
     Raises:
         ConfigError: There is no such file, or it holds something else.
     """
-    if path.is_dir():
-        path = path / "model.safetensors"
+    path = Path(name).expanduser()
+    if not path.is_file() and path.suffix != ".safetensors":
+        path = folder(str(name)) / STORED
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -50,6 +91,9 @@ def fitting(weights: Tensors, model: nn.Module, source: str) -> dict[str, Tensor
     Raises:
         ModelError: None of them fits.
     """
+    # A model may have other names for its tensors than those they are published under.
+    published = getattr(model, "published", None)
+    weights = published(weights) if callable(published) else weights
     own = model.state_dict(keep_vars=True)
     known = {
         id(tensor): weights[name].to(tensor.dtype)

@@ -12,7 +12,6 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from sizewise import cutting, indices, norms, submodels
@@ -85,7 +84,7 @@ class Scalewise(Method):
     @cached_property
     def channels(self) -> Channels:
         """What hangs together in the server's model."""
-        return trace(self._example, torch.empty((2, *self.task.image), device="meta"))
+        return trace(self._example, self.task.inputs(2))
 
     def build(self, piece: Piece) -> nn.Module:
         """Build a submodel from a fresh full model."""

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import torch
 
 from sizewise import accounting, checkpoint, preview, rng
 from sizewise.config import Config, make_method, make_task
-from sizewise.data import augment, partitions, sources
+from sizewise.data import partitions, sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
+from sizewise.data.texts import own_tokenizer
 from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
@@ -60,12 +61,14 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         train_limit=data.train_limit,
         test_limit=data.test_limit,
         image_size=data.image_size,
+        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
+        max_tokens=data.max_tokens,
+        metric=data.metric,
+        silos=data.silos,
     )
     if config.recipe.augment_once:
-        transform = augment.Transform(config.recipe.augment, dataset.mean, dataset.std)
         generator = rng.torch_generator(config.seed, "augment-once")
-        images = augment.augment_once(dataset.train_images, transform, generator)
-        dataset = replace(dataset, train_images=images)
+        dataset = dataset.augmented(config.recipe.augment, generator)
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
@@ -79,8 +82,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
             ) from None
     partition = partitions.make(
         data.partition,
-        dataset.train_labels,
-        dataset.classes,
+        *dataset.strata,
         fleet.total,
         config.seed,
         groups=dataset.groups,
@@ -107,7 +109,7 @@ def bytes_of_share(task: Task, share: float) -> int:
     PreResNet-20 at batch 32 on CIFAR-10. What is alive at any time is less than half of that.
     """
     model = task.build()
-    inputs = torch.empty((task.recipe.batch, *task.image), device="meta")
+    inputs = task.inputs(task.recipe.batch)
     return round(share * accounting.summary(model, inputs, task.anatomy(model)).total)
 
 
@@ -173,7 +175,7 @@ def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) ->
         facts = {"plan.json": preview.rows_of(setting), "environment.json": environment()}
         for name, content in facts.items():
             checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
-        counts = partitions.summary(setting.partition, dataset.train_labels, dataset.classes)
+        counts = partitions.summary(setting.partition, *dataset.strata)
         checkpoint.write_bytes(described, json.dumps({**identity, **counts}).encode())
         draft = folder.path / ".partition.tmp"
         partitions.save(setting.partition, draft)

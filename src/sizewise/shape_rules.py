@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sizewise.labels import FIXED, Labels, Rule, Rules, spread
+from sizewise.labels import FIXED, Labels, Rule, Rules, spread, varying
 from sizewise.layer_rules import first, paired, unknown
 
 RULES = Rules()
@@ -180,6 +180,13 @@ def _roll(labels: Labels, out: Tensor, x: Tensor, shifts: object, dims: Sequence
     _mixes(labels, out, x, dims or range(x.ndim))
 
 
+def _reduced(x: Tensor, dims: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the dimensions that a reduction takes away."""
+    if dims is None or dims == []:
+        return tuple(range(x.ndim))
+    return tuple({dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)})
+
+
 @RULES.add("mean", "sum", "amax", "amin")
 def _reduce(
     labels: Labels,
@@ -188,13 +195,24 @@ def _reduce(
     dims: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> None:
-    asked = (
-        range(x.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    )
-    gone = tuple({dim % x.ndim for dim in asked})
+    gone = _reduced(x, dims)
     for dim in gone:
         labels.keep_whole(x, dim, "mixes channels; those it reads stay whole")
     labels.put(out, [f if keepdim else f.squeeze(gone) for f in labels.of(x)])
+
+
+@RULES.add("any")
+def _any(
+    labels: Labels,
+    out: Tensor,
+    x: Tensor,
+    dims: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+) -> None:
+    # A channel that is gone is a zero to what is left, and to `any` a zero is nothing.
+    gone = _reduced(x, dims)
+    left = [f for f in labels.of(x) if not set(varying(f)) & set(gone)]
+    labels.put(out, [f if keepdim else f.squeeze(gone) for f in left])
 
 
 def _spatial(rank: int) -> Rule:

@@ -8,16 +8,40 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from sizewise.label_sets import own_head
+
 Loss = Callable[[nn.Module, Any, Any], Tensor | Iterable[Tensor]]
 """From a module, inputs and targets to a scalar; or to several, each computed when it is asked for.
 
 The gradients of several terms add up, but their activations are never alive together.
 """
 
+IGNORED = -100
+"""The tag of what has none: padding, and the later pieces of a word."""
+
+
+def compare(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return how far outputs are from what they should be, in the mean.
+
+    It is the cross entropy for classes, and for tags, of which those below 0 do not count; for
+    scores, the squared error.
+
+    Args:
+        outputs: Logits (B, classes) or (B, T, classes), or those of several label sets; for scores
+            (B, 1).
+        targets: Classes (B,) or tags (B, T), int64; or scores (B,), float32.
+    """
+    if targets.is_floating_point():
+        # Not F.mse_loss, whose kernel takes a few bytes that fake tensors do not know of.
+        return (outputs.squeeze(-1) - targets).square().mean()
+    if outputs.ndim == targets.ndim + 2:
+        outputs, targets = own_head(outputs, targets)
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+
 
 def cross_entropy(module: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy of a module's logits (B, classes) for labels (B,)."""
-    return F.cross_entropy(module(inputs), targets)
+    """Return the mean cross entropy, or squared error, of what a module makes of its inputs."""
+    return compare(module(inputs), targets)
 
 
 def masked_cross_entropy(
@@ -28,15 +52,15 @@ def masked_cross_entropy(
     They still count in the softmax, but get no gradient.
 
     Args:
-        module: Gives logits (B, classes).
+        module: Gives logits (B, classes), or (B, T, classes).
         inputs: A batch.
-        targets: Labels (B,).
+        targets: Labels (B,), or tags (B, T).
         classes: The classes that stay; default: those in the batch.
     """
     logits: Tensor = module(inputs)
-    chosen = targets if classes is None else classes
-    own = logits.new_zeros(logits.shape[1]).index_fill_(0, chosen, 1.0)
-    return F.cross_entropy(logits * own, targets)
+    chosen = targets.flatten().clamp(min=0) if classes is None else classes
+    own = logits.new_zeros(logits.shape[-1]).index_fill_(0, chosen, 1.0)
+    return compare(logits * own, targets)
 
 
 def rest(module: nn.Module) -> None:

@@ -53,7 +53,7 @@ class Stepwise(Method):
     @cached_property
     def channels(self) -> Channels:
         """The layers: groups of channels, of which a residual stream has one for each block."""
-        pair = torch.empty((2, *self.task.image), device="meta")
+        pair = self.task.inputs(2)
         found = trace(self.task.build(), pair, loose=True)
         if not found.groups:
             raise ModelError(
@@ -147,4 +147,4 @@ class Stepwise(Method):
 
     @property
     def _images(self) -> torch.Tensor:
-        return torch.empty((self.task.recipe.batch, *self.task.image), device="meta")
+        return self.task.inputs(self.task.recipe.batch)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from sizewise import cutting, indices, models, norms, pretrained, rng
 from sizewise.anatomy import Anatomy, anatomy
 from sizewise.channels import trace
+from sizewise.data.dataset import Target
 from sizewise.errors import ConfigError
 from sizewise.frugal import Frugal
 from sizewise.recipe import Recipe
@@ -26,7 +26,8 @@ class ModelConfig:
         args: Further arguments of its factory.
         anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
             `sizewise.anatomy`. Methods that take a model apart need them.
-        weights: A safetensors file with a state dict to start from; see `sizewise.pretrained`.
+        weights: What to start from: a safetensors file with a state dict, or a folder, package or
+            hub name with one; see `sizewise.pretrained`.
     """
 
     name: str = "preresnet20"
@@ -42,19 +43,23 @@ class Task:
     Attributes:
         model: Which model to build.
         recipe: How to train it.
-        image: Shape of one image: (channels, height, width).
-        classes: Number of classes.
+        image: Shape of one image, (channels, height, width), or of one text, (tokens,).
+        classes: Number of classes or tags; 1 for scores.
         seed: The run's seed.
         rounds: Length of the run.
         budgets: The different budgets of the fleet, smallest first; None, unlimited, is last.
         ratios: The different shares of the model that the fleet's bytes stand for, ascending.
         devices: Size of the fleet.
         enforce: Meter every training step, not only the first ones of each kind of work.
+        vocabulary: How many token ids there are; 0: the samples are images.
+        target: What the model has to find: a class, a tag for each token, or a score.
+        metric: How models are measured; see `metrics`.
+        silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
     """
 
     model: ModelConfig
     recipe: Recipe
-    image: tuple[int, int, int]
+    image: tuple[int, ...]
     classes: int
     seed: int = 0
     rounds: int = 1
@@ -62,6 +67,29 @@ class Task:
     ratios: tuple[float, ...] = ()
     devices: int = 1
     enforce: bool = False
+    vocabulary: int = 0
+    target: Target = "class"
+    metric: str = "accuracy"
+    silos: tuple[str, ...] = ()
+
+    def inputs(self, batch: int) -> Tensor:
+        """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
+        kind = torch.int64 if self.vocabulary else torch.float32
+        return torch.empty((batch, *self.image), dtype=kind, device="meta")
+
+    def targets(self, batch: int) -> Tensor:
+        """Return labels for a batch, (B,) or for tags (B, T), of which only the shape matters."""
+        shape = (batch, *self.image) if self.target == "tags" else (batch,)
+        kind = torch.float32 if self.target == "score" else torch.int64
+        return torch.empty(shape, dtype=kind, device="meta")
+
+    def drawn(self, batch: int) -> Tensor:
+        """Return a batch of noise, the same every time, to run a model on."""
+        generator = rng.torch_generator(self.seed, "anatomy")
+        # Not zeros, of which a network without biases makes nothing but zeros.
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, (batch, *self.image), generator=generator)
+        return torch.randn(batch, *self.image, generator=generator)
 
     def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
         """Build the model at a width ratio, with fresh weights that depend on the seed alone.
@@ -78,6 +106,10 @@ class Task:
                 name,
                 classes=self.classes,
                 image=self.image,
+                vocabulary=self.vocabulary,
+                tags=self.target == "tags",
+                sets=max(1, len(self.silos)),
+                weights=self.model.weights,
                 width=1.0 if cuts else width,
                 args=self.model.args,
             )
@@ -94,12 +126,12 @@ class Task:
         """
         if self.model.weights is None:
             return {}
-        full, loaded = self.build(), pretrained.load(Path(self.model.weights))
+        full, loaded = self.build(), pretrained.load(self.model.weights)
         given = pretrained.fitting(loaded, full, self.model.weights)
         own = {} if module is None else module.state_dict()
         if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
             return given
-        channels = trace(full, torch.empty((2, *self.image), device="meta"))
+        channels = trace(full, self.inputs(2))
         slots = cutting.view(channels, indices.keep_like(channels, own))
         return {name: slots[name].read(given) for name in given}
 
@@ -114,9 +146,7 @@ class Task:
                 f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
             )
         parts = anatomy(module, **self.model.anatomy)
-        generator = rng.torch_generator(self.seed, "anatomy")
-        # Not zeros, of which a network without biases makes nothing but zeros.
-        parts.check(module, torch.randn(2, *self.image, generator=generator))
+        parts.check(module, self.drawn(2))
         return parts
 
     def frugal(self, module: nn.Module) -> nn.Module:
@@ -124,10 +154,10 @@ class Task:
         # The last batch can be half as large again; see `evaluation.batch_count`.
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
-        return Frugal(module, self.anatomy(module), self.image, largest, budget)
+        return Frugal(module, self.anatomy(module), self.inputs(largest), budget)
 
     def _narrowed(self, module: nn.Module, width: float) -> nn.Module:
-        channels = trace(module, torch.empty((2, *self.image), device="meta"))
+        channels = trace(module, self.inputs(2))
         kept = indices.keep(channels, width, rounding="floor_min1")
         narrow = cutting.shrink(module, channels, kept)
         for layer in narrow.modules():

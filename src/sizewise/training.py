@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sizewise.data.augment import Transform
 from sizewise.memory import Meter
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
@@ -35,7 +34,7 @@ class Samples(Protocol):
     def batches(
         self, size: int, generator: torch.Generator, *, drop_last: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one shuffled pass: inputs (B, ...) and labels (B,)."""
+        """Yield one shuffled pass: inputs (B, ...) and labels (B, ...)."""
         ...
 
 
@@ -44,8 +43,8 @@ class Shard:
     """One device's training data: its rows of the tensors that all devices share.
 
     Attributes:
-        images: The whole training set, uint8 (N, C, H, W).
-        labels: Its labels, int64 (N,).
+        images: The whole training set, uint8 (N, C, H, W), or token ids, int64 (N, T).
+        labels: Its labels, (N, ...).
         rows: The device's own row numbers, int64 (n,).
         transform: Augmentation and normalisation of a batch.
     """
@@ -53,7 +52,7 @@ class Shard:
     images: Tensor
     labels: Tensor
     rows: Tensor
-    transform: Transform
+    transform: Callable[[Tensor, torch.Generator | None], Tensor]
 
     # The data set is not the training's: a device reads its samples from wherever it keeps them.
     held: ClassVar[Sequence[Tensor]] = ()
@@ -64,7 +63,7 @@ class Shard:
     def batches(
         self, size: int, generator: torch.Generator, *, drop_last: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one shuffled pass over the data as float images (B, C, H, W) and labels (B,)."""
+        """Yield one shuffled pass over the data: what the model takes (B, ...), labels (B, ...)."""
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
         for rows in torch.split(order, size):
             # Batch norm cannot train on a single sample, so one left over is passed by.

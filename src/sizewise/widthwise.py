@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from sizewise import cutting, indices, norms, training
@@ -129,7 +128,7 @@ class Widthwise(Method):
     def channels(self) -> Channels:
         """What hangs together in the server's model."""
         model = self.task.build()
-        return trace(model, torch.empty((2, *self.task.image), device="meta"))
+        return trace(model, self.task.inputs(2))
 
     def kept(self, piece: Piece) -> Kept:
         """Return the channels that a piece keeps of each group."""

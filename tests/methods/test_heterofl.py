@@ -308,8 +308,7 @@ def test_static_batch_norm_works_on_narrow_pieces(
         norms.recalibrate(module, batches)
         found = module.get_buffer("stem.norm.running_mean")
         torch.testing.assert_close(found, means.mean(0).detach())
-        images, labels = dataset.test_images, dataset.test_labels
-        expected = evaluation.total(evaluation.score(module, images, labels, transform, 10))
+        expected = evaluation.total(evaluation.score(module, dataset, 10))
         assert scores[piece.size] == expected
 
 

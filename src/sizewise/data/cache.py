@@ -41,7 +41,7 @@ def read(path: Path) -> Dataset | None:
         with safe_open(path, "pt") as file:
             facts: dict[str, Any] = json.loads(file.metadata()["dataset"])
             tensors = {key: file.get_tensor(key) for key in _TENSORS if key in file.keys()}  # noqa: SIM118  (not a mapping)
-        facts |= {key: tuple(facts[key]) for key in ("class_names", "mean", "std")}
+        facts |= {key: tuple(facts[key]) for key in ("class_names", "mean", "std", "silos")}
         return Dataset(**facts, **tensors)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, DataError) as error:
         log.warning("%s cannot be read (%s); it is made again", path, error)

@@ -19,6 +19,8 @@ class Source:
             none; 0 makes a missing test set an error.
         mean: Channel means that papers normalise with; None: measured on the training set.
         std: Channel deviations that papers normalise with; None: measured.
+        test: The split to test on, where the one called "test" hides its labels.
+        metric: How papers measure; None: by the kind of labels. See ``sizewise.metrics``.
     """
 
     description: str
@@ -27,6 +29,12 @@ class Source:
     holdout: float = 0.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    test: str | None = None
+    metric: str | None = None
+
+
+def _glue(task: str, about: str, metric: str | None = None, test: str = "validation") -> Source:
+    return Source(f"GLUE: {about}", "nyu-mll/glue", task, test=test, metric=metric)
 
 
 DATASETS: dict[str, Source] = {
@@ -62,6 +70,17 @@ DATASETS: dict[str, Source] = {
     "tiny_imagenet": Source(
         "110,000 photographs, 64x64 RGB, 200 classes", hub="zh-plus/tiny-imagenet"
     ),
+    "glue/cola": _glue("cola", "9,594 sentences, grammatical or not", "matthews"),
+    "glue/mnli": _glue("mnli", "premise and hypothesis, 3 classes", test="validation_matched"),
+    "glue/mrpc": _glue("mrpc", "4,076 pairs of sentences, same meaning or not", "f1"),
+    "glue/qnli": _glue("qnli", "question and sentence, answered or not"),
+    "glue/qqp": _glue("qqp", "pairs of questions, same or not", "f1"),
+    "glue/rte": _glue("rte", "2,767 pairs of sentences, entailed or not"),
+    "glue/sst2": _glue("sst2", "68,221 phrases of film reviews, good or bad"),
+    "glue/stsb": _glue("stsb", "7,249 pairs of sentences, similar by 0 to 5"),
+    "glue/wnli": _glue("wnli", "706 pairs of sentences, entailed or not"),
+    "ner/bc5cdr": Source("13,938 sentences, chemicals and diseases tagged", "tner/bc5cdr"),
+    "ner/ncbi_disease": Source("7,287 sentences, diseases tagged", "ncbi/ncbi_disease"),
 }
 
 PARTITIONS: dict[str, str] = {

@@ -1,28 +1,41 @@
-"""A labelled image data set in memory."""
+"""A labelled data set in memory: images, or texts as token ids."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from sizewise.errors import DataError
+from sizewise.data.augment import Transform, augment_once
+from sizewise.errors import ConfigError, DataError
+from sizewise.metrics import METRICS
 from sizewise.state import sha256
+from sizewise.step import IGNORED
+
+Target = Literal["class", "tags", "score"]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test images as bytes, with what is needed to normalise and to divide them.
+    """Training and test samples, with what is needed to normalise and to divide them.
 
     Attributes:
         name: What it was loaded as.
-        train_images: uint8, (N, C, H, W), contiguous.
-        train_labels: int64, (N,).
-        test_images: uint8, (M, C, H, W), contiguous.
-        test_labels: int64, (M,).
-        class_names: One name per class.
-        mean: One value per channel, in units where white is 1.
+        train_images: uint8, (N, C, H, W), contiguous; of texts the token ids, int64 (N, T).
+        train_labels: Classes, int64 (N,); tags, int64 (N, T), `IGNORED` where there is none; or
+            scores, float32 (N,).
+        test_images: As train_images, M of them.
+        test_labels: As train_labels, M of them.
+        class_names: One name per class or tag; for scores, one name.
+        mean: One value per channel, in units where white is 1; none for texts.
         std: One value per channel, in the same units.
         groups: int64, (N,): who wrote each training sample, where the source knows.
+        vocabulary: How many token ids there are; 0: the samples are images.
+        target: What a model has to find: a class, a tag for each token, or a score.
+        metric: How models are measured; see `metrics`.
+        silos: Names of the data sets that it was joined from, each with classes of its own; see
+            `silos`.
     """
 
     name: str
@@ -34,15 +47,29 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     groups: Tensor | None = None
+    vocabulary: int = 0
+    target: Target = "class"
+    metric: str = "accuracy"
+    silos: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.metric not in METRICS[self.target]:
+            raise ConfigError(
+                f"the metric of {self.name} is one of {', '.join(METRICS[self.target])}, not "
+                f"{self.metric!r}; correct or remove data.metric"
+            )
         for part, images, labels in (
             ("train", self.train_images, self.train_labels),
             ("test", self.test_images, self.test_labels),
         ):
+            if self.vocabulary:
+                self._check_tokens(part, images)
+                if self.target != "class":
+                    self._check_targets(part, images, labels)
+                    continue
             # Channels-last images crash some CPU builds of torch in a convolution's backward pass,
             # and a permuted tensor stays channels-last through every later operation.
-            if images.dtype != torch.uint8 or images.ndim != 4 or not images.is_contiguous():
+            elif images.dtype != torch.uint8 or images.ndim != 4 or not images.is_contiguous():
                 raise DataError(
                     f"{self.name}: {part} images must be contiguous uint8 (N, C, H, W), got "
                     f"{images.dtype} {tuple(images.shape)}; convert them before building a Dataset"
@@ -50,7 +77,7 @@ class Dataset:
             if len(images) == 0 or labels.shape != (len(images),) or labels.dtype != torch.int64:
                 raise DataError(
                     f"{self.name}: expected one int64 label for each of the {len(images)} {part} "
-                    f"images (at least one), got {labels.dtype} {tuple(labels.shape)}; "
+                    f"samples (at least one), got {labels.dtype} {tuple(labels.shape)}; "
                     "check the label column"
                 )
             low, high = int(labels.min()), int(labels.max())
@@ -65,16 +92,81 @@ class Dataset:
                 f"images {tuple(self.test_images.shape[1:])}; set image_size to make them equal"
             )
 
+    def _check_tokens(self, part: str, ids: Tensor) -> None:
+        if ids.dtype != torch.int64 or ids.ndim != 2 or len(ids) == 0:
+            raise DataError(
+                f"{self.name}: {part} texts must be int64 token ids (N, T), got {ids.dtype} "
+                f"{tuple(ids.shape)}; pad them to one length before building a Dataset"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
+            raise DataError(
+                f"{self.name}: {part} token ids must lie in 0..{self.vocabulary - 1}, got "
+                f"{int(ids.min())}..{int(ids.max())}; give the tokenizer's full vocabulary"
+            )
+
+    def _check_targets(self, part: str, ids: Tensor, labels: Tensor) -> None:
+        tags = self.target == "tags"
+        kind, shape = (torch.int64, ids.shape) if tags else (torch.float32, ids.shape[:1])
+        if labels.dtype != kind or labels.shape != shape:
+            raise DataError(
+                f"{self.name}: expected {kind} labels {tuple(shape)} for {part} texts whose target "
+                f"is {self.target!r}, got {labels.dtype} {tuple(labels.shape)}"
+            )
+        known = (labels == IGNORED) | ((labels >= 0) & (labels < self.classes))
+        if tags and not bool(known.all()):
+            raise DataError(
+                f"{self.name}: {part} tags must lie in 0..{self.classes - 1}, or be {IGNORED} "
+                "where there is none; use a split whose tags are public"
+            )
+
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """The number of classes, or tags, of all label sets; 1 for scores."""
         return len(self.class_names)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """One image's (C, H, W)."""
-        channels, height, width = self.train_images.shape[1:]
-        return channels, height, width
+    def sets(self) -> int:
+        """The number of label sets: that of the silos."""
+        return max(1, len(self.silos))
+
+    def names(self, number: int) -> tuple[str, ...]:
+        """Return the names of one label set's classes."""
+        places = self.classes // self.sets
+        return self.class_names[number * places : (number + 1) * places]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image, (C, H, W), or text, (T,)."""
+        return tuple(self.train_images.shape[1:])
+
+    @property
+    def strata(self) -> tuple[Tensor, int]:
+        """What partitions go by: int64 (N,), and how many values it has; 1 without classes."""
+        if self.target == "class":
+            return self.train_labels, self.classes
+        return torch.zeros(len(self.train_labels), dtype=torch.int64), 1
+
+    def transform(self, policy: str = "none") -> Callable[[Tensor, Generator | None], Tensor]:
+        """Return what turns a batch of samples into what a model takes.
+
+        Args:
+            policy: How training images are augmented.
+        """
+        if not self.vocabulary:
+            return Transform(policy, self.mean, self.std)
+        if policy != "none":
+            raise ConfigError(
+                f"recipe.augment = {policy!r} is for images, and {self.name} holds texts; "
+                "set it to 'none'"
+            )
+        return as_they_are
+
+    def augmented(self, policy: str, generator: Generator) -> "Dataset":
+        """Return the same data with every training image augmented, once and for all."""
+        transform = self.transform(policy)
+        if not isinstance(transform, Transform):
+            return self
+        return replace(self, train_images=augment_once(self.train_images, transform, generator))
 
     def fingerprint(self) -> str:
         """Return a hash of all labels and of a thousand images or so, to tell data sets apart."""
@@ -87,3 +179,8 @@ class Dataset:
                 "test_labels": self.test_labels,
             }
         )
+
+
+def as_they_are(samples: Tensor, generator: Generator | None) -> Tensor:
+    """Return a batch of token ids (B, T)."""
+    return samples

@@ -14,7 +14,7 @@ from sizewise import rng
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
 
-TEST_SPLITS = ("test", "validation", "valid", "val")
+TEST_SPLITS = ("test", "validation", "valid", "val", "validation_matched")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "character")
 GROUP_COLUMNS = ("writer_id", "client_id", "user_id")
 GREY_MODES = ("1", "L", "LA")

@@ -8,8 +8,9 @@ import dataclasses
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from sizewise.data import cache
 from sizewise.data.catalog import DATASETS, Source
 from sizewise.data.dataset import Dataset
 from sizewise.data.decode import TEST_SPLITS, Split, channel_statistics, decode, resize
+from sizewise.data.silos import join
+from sizewise.data.texts import encode, find_columns, tokenizer, tokenizer_file
 from sizewise.errors import ConfigError, DataError, SizewiseError
 from sizewise.structure import nearest
 
@@ -36,8 +39,12 @@ def load(
     train_limit: int | None = None,
     test_limit: int | None = None,
     image_size: int | None = None,
+    tokenizer: str | None = None,
+    max_tokens: int = 128,
+    metric: str | None = None,
+    silos: Sequence[str] = (),
 ) -> Dataset:
-    """Load an image data set into memory.
+    """Load a data set into memory.
 
     The test set comes in a fixed random order, because evaluation with batch statistics needs
     batches of mixed classes; the training set keeps its order, which some partitions depend on.
@@ -49,6 +56,10 @@ def load(
         train_limit: Keep at most this many training samples, the same random ones every time.
         test_limit: The same for the test set.
         image_size: The side in pixels that images are brought to; None keeps their size.
+        tokenizer: For texts: a ``tokenizer.json``, or a folder, package or hub name with one.
+        max_tokens: For texts: the length that they are cut or padded to.
+        metric: A name of ``metrics.METRICS``; default: as papers measure on this data.
+        silos: Further data sets, each with labels of its own; see ``silos``.
 
     Raises:
         DataError: If the data set cannot be found or read.
@@ -58,12 +69,18 @@ def load(
         ("train_limit", train_limit),
         ("test_limit", test_limit),
         ("image_size", image_size),
+        ("max_tokens", max_tokens),
     ):
         if value is not None and value < 1:
             raise ConfigError(
                 f"data.{option} must be at least 1, got {value}; leave it out for all"
             )
-    full = _digits(image_size) if name == "digits" else _images(name, root, image_size)
+    reading = Reading(image_size, tokenizer, max_tokens)
+    parts = [
+        _digits(image_size) if each == "digits" else _stored(each, root, reading)
+        for each in (name, *silos)
+    ]
+    full = join(parts) if silos else parts[0]
     known = DATASETS.get(full.name, Source(""))
     train = _sample(len(full.train_labels), train_limit, "train-limit").sort().values
     test = _sample(len(full.test_labels), test_limit, "test-order")
@@ -77,6 +94,7 @@ def load(
         groups=None if full.groups is None else full.groups[train],
         mean=known.mean or full.mean,
         std=known.std or full.std,
+        metric=metric or full.metric,
     )
 
 
@@ -120,31 +138,64 @@ def _digits(image_size: int | None) -> Dataset:
     )
 
 
-def _images(name: str, root: str | None, image_size: int | None) -> Dataset:
+@dataclass(frozen=True)
+class Reading:
+    """How samples are turned into numbers; see ``load``."""
+
+    image_size: int | None
+    tokenizer: str | None
+    max_tokens: int
+
+    def key(self) -> tuple[object, ...]:
+        """Return what the result depends on."""
+        if self.tokenizer is None:
+            return (self.image_size,)
+        return (self.image_size, _file_state(tokenizer_file(self.tokenizer)), self.max_tokens)
+
+    def read(self, name: str, splits: Mapping[str, Split], source: Source) -> Dataset:
+        """Return the images or the texts of a data set."""
+        features = splits["train"].features if "train" in splits else None
+        columns = find_columns(name, features)
+        if columns is None:
+            return decode(name, splits, self.image_size, source.holdout)
+        if self.tokenizer is None:
+            raise DataError(
+                f"{name} holds texts, which need a tokenizer; set data.tokenizer, or model.weights "
+                "to a folder, package or hub name that has one"
+            )
+        return encode(name, splits, columns, source, tokenizer(self.tokenizer), self.max_tokens)
+
+
+def _file_state(path: Path) -> tuple[str, int, int]:
+    stat = path.stat()
+    return path.name, stat.st_size, stat.st_mtime_ns
+
+
+def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
     """Return a parquet or hub data set, from the cache if it was decoded before."""
     folder = _find_folder(name, root)
     if folder is not None:
-        name = folder.name
+        name = name if name in DATASETS else folder.name
         files = _parquet_files(folder)
-        stats = [(path.name, path.stat()) for paths in files.values() for path in paths]
-        state = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
-        place = cache.location(name, state, image_size)
+        state = [_file_state(path) for paths in files.values() for path in paths]
+        place = cache.location(name, state, *reading.key())
     else:
-        place = cache.location(name, "hub", image_size)
+        place = cache.location(name, "hub", *reading.key())
     dataset = cache.read(place)
     if dataset is None:
         log.info("decoding %s once into %s", name, place)
+        source = DATASETS.get(name, Source("", hub=name))
         if folder is not None:
             with _one_sentence(f"{folder} could not be read", "check or replace its files"):
-                dataset = decode(name, _open_folder(files), image_size)
+                source = dataclasses.replace(source, holdout=0.0)
+                dataset = reading.read(name, _open_folder(files), source)
         else:
             with _one_sentence(
                 f"{name} could not be loaded from the Hugging Face hub",
                 "check the name and the connection, or set SIZEWISE_DATA or data.root to a folder "
                 f"that holds {name}/train-*.parquet and {name}/test-*.parquet",
             ):
-                source = DATASETS.get(name, Source("", hub=name))
-                dataset = decode(name, _open_hub(source), image_size, source.holdout)
+                dataset = reading.read(name, _open_hub(source), source)
         cache.write(place, dataset)
     return dataset
 

@@ -7,14 +7,14 @@ data, and turns a state and a plan into an update.
 import copy
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from sizewise import evaluation, norms
-from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.errors import DataError, SizewiseError, UpdateRefused
@@ -35,11 +35,10 @@ class Site:
     partition: Shards
 
     @cached_property
-    def transform(self) -> Transform:
+    def transform(self) -> Callable[[Tensor, torch.Generator | None], Tensor]:
         """Augmentation and normalisation of training batches."""
         recipe = self.method.task.recipe
-        policy = "none" if recipe.augment_once else recipe.augment
-        return Transform(policy, self.dataset.mean, self.dataset.std)
+        return self.dataset.transform("none" if recipe.augment_once else recipe.augment)
 
     def train(self, state: State, plan: Plan) -> Update | Refusal:
         """Do a device's work for one round."""
@@ -76,15 +75,14 @@ class Site:
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
         """Score one deployed model on some test batches, or on all of them."""
         recipe, data = self.method.task.recipe, self.dataset
-        transform = Transform("none", data.mean, data.std)
         module = self.method.deploy(state)[size]()
         if recipe.norm == "sbn":
             # Batches of equal size, because each counts the same in the mean.
             count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
             parts = torch.tensor_split(data.train_images, count)
+            transform = data.transform()
             inputs = (transform(images, None) for images in parts)
             module = norms.recalibrate(copy.deepcopy(module), inputs)
         if recipe.eval_memory is not None:
             module = self.method.task.frugal(module)
-        images, labels = data.test_images, data.test_labels
-        return evaluation.score(module, images, labels, transform, recipe.eval_batch, batches)
+        return evaluation.score(module, data, recipe.eval_batch, batches)

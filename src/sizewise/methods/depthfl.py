@@ -40,7 +40,7 @@ from sizewise.exits import MultiExit
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.prefixwise import Prefixwise
 from sizewise.state import State
-from sizewise.step import Loss
+from sizewise.step import Loss, compare
 from sizewise.task import Task
 from sizewise.training import Shard
 from sizewise.view import Tensors
@@ -168,15 +168,15 @@ def joint(module: MultiExit, inputs: Tensor, labels: Tensor, weight: float) -> T
         weight: How much exits learn from each other; 0: not at all.
     """
     logits = module.logits(inputs)
-    total = F.cross_entropy(logits[0], labels)
+    total = compare(logits[0], labels)
     for own in logits[1:]:
-        total = total + F.cross_entropy(own, labels)
+        total = total + compare(own, labels)
     if not weight or len(logits) == 1:
         return total
     for own in logits:
-        guesses = own.log_softmax(1)
+        guesses = own.log_softmax(-1)
         for other in logits:
             if other is not own:
-                divergence = F.kl_div(guesses, other.detach().softmax(1), reduction="batchmean")
+                divergence = F.kl_div(guesses, other.detach().softmax(-1), reduction="batchmean")
                 total = total + weight / (len(logits) - 1) * divergence
     return total

@@ -43,7 +43,7 @@ from sizewise.fleet import Device, ratio_of
 from sizewise.memory import Footprint, Meter, predict
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.state import State
-from sizewise.step import Loss, cross_entropy
+from sizewise.step import Loss, compare, cross_entropy
 from sizewise.task import Task
 from sizewise.training import Samples, Shard, own_tensors
 from sizewise.view import Slot, Tensors, View
@@ -156,20 +156,24 @@ class FeDepth(Depthwise):
         """Return the bytes of passing a batch through a frozen block, or, for -1, the stem."""
         key = (piece.size, number)
         if key not in self._fillings:
-            shape = self.task.image if number < 0 else self.shapes[number]
-            inputs = torch.empty((self.task.recipe.batch, *shape), device="meta")
+            batch = self.task.recipe.batch
+            inputs = self.task.inputs(batch) if number < 0 else self._hidden(batch, number)
             part = Frozen(self.pattern(piece), number)
             self._fillings[key] = predict(part, inputs, training=False).peak
         return self._fillings[key]
 
     # ---- the device
 
-    def sample_shape(self, stage: Stage) -> tuple[int, ...]:
-        """Return the shape of one input: an image, or what frozen blocks make of it."""
+    def inputs(self, stage: Stage, batch: int) -> Tensor:
+        """Return the shape of a batch of samples, or of what frozen blocks make of them."""
         if not stage.cut.get("blocks", {}).get("buffered"):
-            return self.task.image
+            return super().inputs(stage, batch)
         frozen = stage.cut["blocks"]["frozen"]
-        return tuple(self.shapes[frozen[-1] + 1 if frozen else 0])
+        return self._hidden(batch, frozen[-1] + 1 if frozen else 0)
+
+    def _hidden(self, batch: int, number: int) -> Tensor:
+        """Return the shape of a batch before a block."""
+        return torch.empty((batch, *self.shapes[number]), device="meta")
 
     def objective(self, stage: Stage, shard: Shard | None) -> Loss:
         """Return the cross entropy behind a stage's way out; with peers, of all that learn."""
@@ -246,12 +250,12 @@ def mutual(
     logits += [
         module(inputs, other, model) for model, other in zip(module.peers, peers, strict=True)
     ]
-    total = F.cross_entropy(logits[0], labels)
+    total = compare(logits[0], labels)
     for own in logits[1:]:
-        total = total + F.cross_entropy(own, labels)
+        total = total + compare(own, labels)
     for own in logits:
-        others = [other.detach().softmax(1) for other in logits if other is not own]
+        others = [other.detach().softmax(-1) for other in logits if other is not own]
         for other in others:
-            divergence = F.kl_div(own.log_softmax(1), other, reduction="batchmean")
+            divergence = F.kl_div(own.log_softmax(-1), other, reduction="batchmean")
             total = total + divergence / len(others)
     return total

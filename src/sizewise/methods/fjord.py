@@ -32,7 +32,7 @@ from sizewise import rng
 from sizewise.fleet import Device
 from sizewise.nested import NestedWidths
 from sizewise.plan import Piece, Stage
-from sizewise.step import Loss, backpropagate
+from sizewise.step import Loss, backpropagate, compare
 from sizewise.task import Task
 from sizewise.training import Shard
 
@@ -120,10 +120,10 @@ def _at_width(
     widths = getattr(module, "widths", None)
     chosen = partial(module, width=widths[number]) if widths else module
     if not distil:
-        yield F.cross_entropy(chosen(images), labels)
+        yield compare(chosen(images), labels)
         return
     logits = module(images)
-    teacher = logits.detach().softmax(dim=1)
-    yield F.cross_entropy(logits, labels)
+    teacher = logits.detach().softmax(dim=-1).flatten(0, -2)
+    yield compare(logits, labels)
     del logits
-    yield F.cross_entropy(chosen(images), teacher)
+    yield F.cross_entropy(chosen(images).flatten(0, -2), teacher)

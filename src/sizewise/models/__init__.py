@@ -2,7 +2,9 @@
 
 A factory is called with those of `classes`, `image`, `channels` and `width` that its signature
 names, and with the options of the config. It returns a `nn.Module` that maps images of shape
-(batch, channels, height, width) to logits of shape (batch, classes).
+(batch, channels, height, width) to logits of shape (batch, classes). For texts these are `classes`,
+`vocabulary`, `tokens`, `tags`, `weights` and `width`: the module maps token ids (batch, tokens) to
+logits (batch, classes), or where `tags` is true to (batch, tokens, classes).
 
 Importing this package does not import torch, so that listing the zoo is quick.
 """
@@ -35,6 +37,7 @@ _SINGLES = {
     "vit": "sizewise.models.vit:vit",
     "vit_tiny": "sizewise.models.vit:vit_tiny",
     "vit_base": "sizewise.models.vit:vit_base",
+    "encoder": "sizewise.models.encoder:encoder",
     "cnn": "sizewise.models.small:cnn",
     "mlp": "sizewise.models.small:mlp",
     "linear": "sizewise.models.small:linear",
@@ -52,6 +55,7 @@ _CATALOGUE = {
     "vit": "vision transformer of any size; the default has 6 blocks of 64 dimensions",
     "vit_tiny": "ViT-Tiny, 12 blocks of 192 dimensions (FeDepth)",
     "vit_base": "ViT-Base, 12 blocks of 768 dimensions (NeFL)",
+    "encoder": "text encoder of transformers: BERT, RoBERTa, DistilBERT, MiniLM (InclusiveFL)",
     "cnn": "plain convolutional network, 32/64/128 channels",
     "mlp": "perceptron with two hidden layers of 200 units",
     "linear": "logistic regression",
@@ -67,7 +71,11 @@ def build(
     name: str,
     *,
     classes: int,
-    image: tuple[int, int, int],
+    image: tuple[int, ...],
+    vocabulary: int = 0,
+    tags: bool = False,
+    sets: int = 1,
+    weights: str | None = None,
     width: float = 1.0,
     args: Mapping[str, object] = {},
 ) -> "nn.Module":
@@ -76,8 +84,12 @@ def build(
     Args:
         name: A name in `catalogue`, another depth of one of its families, or
             `"package.module:factory"`, importable or in the current folder.
-        classes: Outputs per image.
-        image: Shape of one image, (channels, height, width).
+        classes: Outputs per sample, or per token.
+        image: Shape of one image, (channels, height, width), or of one text, (tokens,).
+        vocabulary: How many token ids there are; 0: the model is for images.
+        tags: Whether every token has outputs of its own.
+        sets: Label sets among which the classes are divided; see `label_sets`.
+        weights: What the model will start from, for factories that look it up there.
         width: Ratio that scales the model's channel counts.
         args: The model's own options, passed on as keywords.
 
@@ -85,12 +97,17 @@ def build(
         ConfigError: No model has this name.
         ModelError: The model cannot be built like this, or does not give one output per class.
     """
+    import torch
     from torch import nn
 
     from sizewise.models.common import check_output
 
     factory = _factory(name)
-    data = {"classes": classes, "image": image, "channels": image[0], "width": width}
+    data: dict[str, object] = {"classes": classes, "width": width, "weights": weights, "sets": sets}
+    if vocabulary:
+        data |= {"vocabulary": vocabulary, "tokens": image[0], "tags": tags}
+    else:
+        data |= {"image": image, "channels": image[0]}
     try:
         model = factory(**_keywords(name, factory, data, args))
     except Exception as error:  # a factory of the user's may raise anything
@@ -101,7 +118,10 @@ def build(
         raise ModelError(
             f"{name!r} gives a {type(model).__name__}; a factory returns a torch.nn.Module"
         )
-    check_output(model, classes, image)
+    kind = torch.int64 if vocabulary else torch.float32
+    sample = torch.zeros((2, *image), dtype=kind)
+    outputs = (classes,) if sets == 1 else (sets, classes // sets)
+    check_output(model, sample, (2, *(image if tags else ()), *outputs))
     return model
 
 
@@ -158,6 +178,20 @@ def _keywords(
         for p in signature
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
+    if "vocabulary" in data and "vocabulary" not in named:
+        raise ModelError(
+            f"the model {name!r} takes no 'vocabulary', so it is not for texts; "
+            "use 'encoder', or data with images"
+        )
+    if "vocabulary" in named and "vocabulary" not in data:
+        raise ModelError(
+            f"the model {name!r} is for texts; use another one for images, such as 'cnn'"
+        )
+    if data["sets"] != 1 and "sets" not in named:
+        raise ModelError(
+            f"the model {name!r} takes no 'sets', so it cannot have a head for each of "
+            f"{data['sets']} silos; use 'encoder', or data without silos"
+        )
     if data["width"] != 1 and "width" not in named:
         raise ModelError(
             f"the model {name!r} cannot be built at width {data['width']}, as its factory takes "

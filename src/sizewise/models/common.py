@@ -42,40 +42,42 @@ def initialise_convolutions(model: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def check_output(model: nn.Module, classes: int, image: tuple[int, int, int]) -> None:
-    """Make sure that a model turns images into one logit per class.
+def check_output(model: nn.Module, inputs: Tensor, expected: tuple[int, ...]) -> None:
+    """Make sure that a model gives one logit per class.
 
     Args:
         model: Any module; neither it nor the global random state is changed.
-        classes: Expected logits per image.
-        image: Shape of one image, (channels, height, width).
+        inputs: Two samples, (2, C, H, W) or (2, T): so that a stray squeeze() of the batch
+            dimension shows.
+        expected: Shape of its outputs: (2, classes), or for tags (2, T, classes).
 
     Raises:
-        ModelError: It fails on such images, or gives something else.
+        ModelError: It fails on such samples, or gives something else.
     """
+    sample = tuple(inputs.shape[1:])
     # A copy in eval mode: whatever its forward writes (norm statistics, caches) stays behind.
-    # Two images, so that a stray squeeze() of the batch dimension shows.
     try:
         probe = copy.deepcopy(model).eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits: object = probe(torch.zeros(2, *image))
+            logits: object = probe(inputs)
     except Exception as error:  # a model of the user's may raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
+        what = "images" if len(sample) == 3 else "texts"
         raise ModelError(
-            f"{type(model).__name__} cannot run on images of shape {image}: {reason}"
+            f"{type(model).__name__} cannot run on {what} of shape {sample}: {reason}"
         ) from error
     if not isinstance(logits, Tensor):
         raise ModelError(
             f"{type(model).__name__} gives a {type(logits).__name__}, not a tensor of logits; "
             "wrap it in a module whose forward returns the logits"
         )
-    if logits.ndim == 2 and logits.shape[1] != classes:
+    if logits.ndim == len(expected) and logits.shape[-1] != expected[-1]:
         raise ModelError(
-            f"{type(model).__name__} gives {logits.shape[1]} outputs for {classes} classes; "
+            f"{type(model).__name__} gives {logits.shape[-1]} outputs for {expected[-1]} classes; "
             "give its last layer one output per class"
         )
-    if logits.shape != (2, classes):
+    if logits.shape != expected:
         raise ModelError(
-            f"{type(model).__name__} gives shape {tuple(logits.shape)} for a batch of 2 images; "
-            f"expected (2, {classes}): logits per image and class"
+            f"{type(model).__name__} gives shape {tuple(logits.shape)} for a batch of 2 samples; "
+            f"expected {expected}: logits per sample and class"
         )

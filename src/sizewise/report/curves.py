@@ -32,7 +32,8 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 def _chart(runs: Sequence[Run], cost: str) -> Chart:
     curves = [c for name, some in by_row(runs).items() if (c := curve(name, some, cost))]
     seeds = max(len(some) for some in by_row(runs).values())
-    note = f"Accuracy of the main deployed model on the test set, against {COSTS[cost]}."
+    metric = runs[0].metric.capitalize()
+    note = f"{metric} of the main deployed model on the test set, against {COSTS[cost]}."
     if seeds > 1:
         note += f" Lines are means of {seeds} seeds, bands reach from the lowest to the highest."
     data: list[Mapping[str, Any]] = [
@@ -43,7 +44,7 @@ def _chart(runs: Sequence[Run], cost: str) -> Chart:
     ]
     return Chart(
         f"accuracy-{cost.replace('_', '-')}",
-        f"Accuracy against {COSTS[cost]}",
+        f"{metric} against {COSTS[cost]}",
         note,
         data,
         lambda width: _draw(curves, cost, width),
@@ -78,7 +79,7 @@ def _draw(curves: Sequence[Curve], cost: str, width: float) -> Drawing:
     if narrow and len(curves) > 1:
         top = legend(drawing, names, 0, 14, width) + 12
     marks = scales.ticks(min(min(c.low) for c in curves), max(max(c.high) for c in curves), 5)
-    marks = [mark for mark in marks if 0 <= mark <= 1]
+    marks = [mark for mark in marks if mark <= 1]
     y = Scale(marks[0], max(marks[-1], max(max(c.high) for c in curves)), bottom, top)
     highest = max(max(c.costs) for c in curves)
     name, size = scales.unit(cost, highest)

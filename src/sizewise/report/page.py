@@ -61,7 +61,7 @@ def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
     parts = [
         _header(title, rows, runs),
         _table(rows) if len(rows) > 1 else "",
-        _tabs(tabs),
+        _tabs(tabs, runs[0].metric.capitalize()),
         *(_section(figure) + _reasons(figure, runs) for figure in rest),
         _details(runs),
     ]
@@ -106,8 +106,9 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
     asked = sum(len(run.updates) for run in runs)
     trained = sum(line["refused"] is None for run in runs for line in run.updates)
     best = max((row for row in rows if row.accuracy), key=lambda row: row.mean)
+    metric = first.metric
     facts = {
-        "best accuracy" if len(rows) > 1 else "accuracy": f"{best.mean:.1%}",
+        f"best {metric}" if len(rows) > 1 else metric: f"{best.mean:.1%}",
         "sent, both ways": format_bytes(sum(row.sent * len(row.seeds) for row in rows)),
         "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),
         "updates merged": f"{trained:,} of {asked:,}",
@@ -148,7 +149,7 @@ def _tab_names() -> dict[str, str]:
     return {f"accuracy-{key.replace('_', '-')}": words for key, words in COSTS.items()}
 
 
-def _tabs(figures: Sequence[Chart]) -> str:
+def _tabs(figures: Sequence[Chart], metric: str) -> str:
     buttons, panels = "", ""
     for number, figure in enumerate(figures):
         checked = " checked" if number == 0 else ""
@@ -157,7 +158,7 @@ def _tabs(figures: Sequence[Chart]) -> str:
         buttons += f'<label for="{name}">{escape(words)}</label>'
         panels += f'<figure class="panel-{name}">{_figure(figure)}</figure>'
     return (
-        f'<section><h2>Accuracy against what it cost</h2><div class="tabs">{buttons}{panels}'
+        f'<section><h2>{escape(metric)} against what it cost</h2><div class="tabs">{buttons}{panels}'
         "</div></section>"
     )
 

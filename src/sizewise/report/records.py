@@ -60,6 +60,12 @@ class Run:
     environment: dict[str, str]
     result: dict[str, Any]
 
+    @property
+    def metric(self) -> str:
+        """What its scores are: accuracy, or what its data is measured by."""
+        found: str = self.result.get("metric") or self.config["data"].get("metric") or "accuracy"
+        return found
+
     @cached_property
     def points(self) -> list[Point]:
         """The evaluations, in order."""

@@ -24,13 +24,15 @@ def chart(runs: Sequence[Run]) -> Chart:
         for run in runs
         for size, score in run.sizes.items()
     ]
-    note = "Each line is a model that the method hands out, with its accuracy on the test set"
+    note = (
+        f"Each line is a model that the method hands out, with its {runs[0].metric} on the test set"
+    )
     note += "; small rings are single seeds." if _seeds(rows) > 1 else "."
     if any(len(scores) > SHOWN for scores in rows.values()):
         note += f" Of methods with more than {SHOWN} sizes the first ones are drawn."
     return Chart(
         "accuracy-by-size",
-        "Accuracy by deployed size",
+        f"{runs[0].metric.capitalize()} by deployed size",
         note,
         data,
         lambda width: _draw(rows, width),

@@ -88,7 +88,7 @@ def show_export(facts: Mapping[str, Any]) -> None:
     """Print what was exported."""
     console = Console(highlight=False)
     console.print(f"size      {facts['size']}, {facts['parameters']:,} parameters")
-    console.print(f"accuracy  {facts['accuracy']:.1%}, measured on what was written")
+    console.print(f"{facts['metric']:<9} {facts['accuracy']:.1%}, measured on what was written")
     samples = "one sample" if facts["batch"] == 1 else f"a batch of {facts['batch']}"
     console.print(f"memory    {format_bytes(facts['peak_bytes'])} at the peak for {samples}")
     if facts["difference"] is not None:

@@ -1,0 +1,182 @@
+"""From the splits of a Hugging Face data set of texts to token ids, a thousand texts at a time.
+
+Two kinds are understood: one or two columns of text with a class or a score, as in GLUE; and lists
+of words with a tag for each, as in named entity recognition. All texts are cut and padded to one
+length, because what a training step costs must not depend on the data.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sizewise import pretrained
+from sizewise.data.catalog import Source
+from sizewise.data.dataset import Dataset, Target
+from sizewise.data.decode import BATCH, TEST_SPLITS, Split
+from sizewise.errors import DataError
+from sizewise.metrics import METRICS
+from sizewise.step import IGNORED
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Columns(NamedTuple):
+    """Which columns hold what: one or two texts, or a list of words; and the labels.
+
+    ``names`` is empty for scores, and for classes without names.
+    """
+
+    texts: tuple[str, ...]
+    label: str
+    target: Target
+    names: tuple[str, ...]
+
+
+def tokenizer(name: str) -> "Tokenizer":
+    """Return a tokenizer.
+
+    Args:
+        name: A ``tokenizer.json``, or what ``pretrained.folder`` takes.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise DataError("texts need the package tokenizers; pip install 'sizewise[text]'") from None
+
+    path = tokenizer_file(name)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises plain exceptions.
+        raise DataError(f"{path} is no tokenizer ({error}); give a tokenizer.json") from None
+
+
+def tokenizer_file(name: str) -> Path:
+    """Return where a tokenizer is stored."""
+    path = Path(name).expanduser()
+    path = path if path.is_file() else pretrained.folder(name) / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"expected a tokenizer at {path}, where there is none; set data.tokenizer")
+    return path
+
+
+def own_tokenizer(weights: str | None) -> str | None:
+    """Return the tokenizer that comes with published weights, if one does."""
+    if weights is None or weights.endswith(".safetensors") or Path(weights).expanduser().is_file():
+        return None
+    path = pretrained.folder(weights) / "tokenizer.json"
+    return str(path) if path.is_file() else None
+
+
+def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | None:
+    """Tell the columns of texts and labels by their type; None if the data holds no texts."""
+    import datasets
+
+    features, lists = features or {}, (datasets.Sequence, datasets.List)
+    inner = {key: kind.feature for key, kind in features.items() if isinstance(kind, lists)}
+    words = [key for key, kind in inner.items() if getattr(kind, "dtype", "") == "string"]
+    tags = [key for key, kind in inner.items() if isinstance(kind, datasets.ClassLabel)]
+    if words and tags:
+        return Columns((words[0],), tags[0], "tags", tuple(inner[tags[0]].names))
+    texts = [key for key, kind in features.items() if getattr(kind, "dtype", "") == "string"]
+    texts = [key for key in texts if key not in ("id", "idx", "guid")]
+    if not texts:
+        return None
+    kind = features.get("label")
+    if kind is None:
+        raise DataError(
+            f"{name} has texts ({', '.join(texts)}) but no column 'label'; name it so, or use "
+            "another data set"
+        )
+    target: Target = "score" if "float" in str(getattr(kind, "dtype", "")) else "class"
+    return Columns(tuple(texts[:2]), "label", target, tuple(getattr(kind, "names", ())))
+
+
+def encode(
+    name: str,
+    splits: Mapping[str, Split],
+    columns: Columns,
+    source: Source,
+    tokens: "Tokenizer",
+    length: int,
+) -> Dataset:
+    """Read the training and test splits of a data set of texts into memory.
+
+    Args:
+        name: What to call it, here and in errors.
+        splits: The data set's splits; "train" is read, and the one that the source names for tests
+            or else the first of ``TEST_SPLITS``.
+        columns: Which columns hold what.
+        source: What is known about it.
+        tokens: The tokenizer.
+        length: Tokens in a text.
+    """
+    test = next((s for s in (source.test, *TEST_SPLITS) if s in splits), None)
+    if "train" not in splits or test is None:
+        raise DataError(
+            f"{name} needs a train split and one of {', '.join(TEST_SPLITS)}, and has "
+            f"{', '.join(sorted(splits))}; use another data set"
+        )
+    tokens.enable_truncation(length)
+    tokens.enable_padding(length=length, **_padding(name, tokens))
+    train_ids, train_labels = _read(splits["train"], columns, tokens)
+    test_ids, test_labels = _read(splits[test], columns, tokens)
+    names = columns.names
+    if columns.target == "class" and not names:
+        names = tuple(map(str, range(int(train_labels.max()) + 1)))
+    return Dataset(
+        name=name,
+        train_images=train_ids,
+        train_labels=train_labels,
+        test_images=test_ids,
+        test_labels=test_labels,
+        class_names=names or ("score",),
+        mean=(),
+        std=(),
+        vocabulary=tokens.get_vocab_size(),
+        target=columns.target,
+        metric=source.metric or METRICS[columns.target][0],
+    )
+
+
+def _padding(name: str, tokens: "Tokenizer") -> dict[str, Any]:
+    """Return the token of padding and its id, by the names that BERT and RoBERTa have for it."""
+    for token in ("[PAD]", "<pad>"):
+        if (number := tokens.token_to_id(token)) is not None:
+            return {"pad_token": token, "pad_id": number}
+    raise DataError(f"the tokenizer for {name} has no token [PAD] or <pad>; use another one")
+
+
+def _read(split: Split, columns: Columns, tokens: "Tokenizer") -> tuple[Tensor, Tensor]:
+    """Return the token ids (N, T) of a split, and its labels (N,) or (N, T)."""
+    ids: list[list[int]] = []
+    labels: list[Any] = []
+    tagged = columns.target == "tags"
+    for batch in split.select_columns([*columns.texts, columns.label]).iter(batch_size=BATCH):
+        texts = [batch[column] for column in columns.texts]
+        inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+        encoded = tokens.encode_batch(inputs, is_pretokenized=tagged)
+        ids.extend(each.ids for each in encoded)
+        given = batch[columns.label]
+        if tagged:
+            given = [first_pieces(e.word_ids, t) for e, t in zip(encoded, given, strict=True)]
+        labels.extend(given)
+    kind = torch.float32 if columns.target == "score" else torch.int64
+    return torch.tensor(ids), torch.tensor(labels, dtype=kind)
+
+
+def first_pieces(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
+    """Return the tag of each token: that of its word at the word's first piece, else `IGNORED`.
+
+    Args:
+        words: The number of each token's word; None for what the tokenizer added.
+        tags: One for each word.
+    """
+    before = (None, *words)
+    return [
+        IGNORED if word is None or word == previous else tags[word]
+        for previous, word in zip(before, words, strict=False)
+    ]

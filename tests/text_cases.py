@@ -1,0 +1,71 @@
+"""Tiny texts and encoders: what a text is about can be told from one word in it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizewise.data.dataset import Dataset, Target
+from sizewise.data.partitions import Partition
+from sizewise.engines.site import Site
+from sizewise.method import Method
+from sizewise.recipe import Recipe
+from sizewise.step import IGNORED
+from sizewise.task import ModelConfig, Task
+
+TOKENS, VOCABULARY, CLASSES = 6, 20, 3
+NAMES = {"class": ("a", "b", "c"), "tags": ("O", "B-X", "I-X"), "score": ("score",)}
+METRICS = {"class": "accuracy", "tags": "entities", "score": "pearson"}
+ARGS = {"layers": 3, "hidden": 16, "heads": 2, "dropout": 0.0}
+
+
+def text_task(
+    target: Target = "class",
+    args: dict[str, Any] | None = None,
+    budgets: Sequence[int | None] = (None,),
+    rounds: int = 3,
+    ratios: Sequence[float] = (),
+    **recipe: Any,
+) -> Task:
+    """Return a task with an encoder of three layers; recipe values as keywords."""
+    chosen = Recipe(**{"lr": 0.05, "batch": 4, "eval_batch": 6, **recipe})
+    return Task(
+        ModelConfig("encoder", ARGS | (args or {})),
+        chosen,
+        (TOKENS,),
+        len(NAMES[target]),
+        rounds=rounds,
+        budgets=tuple(budgets),
+        ratios=tuple(ratios),
+        vocabulary=VOCABULARY,
+        target=target,
+        metric=METRICS[target],
+    )
+
+
+def texts(count: int, target: Target, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return token ids (N, T), some of them padded with 0, and labels."""
+    ids = torch.randint(4 + CLASSES, VOCABULARY, (count, TOKENS), generator=generator)
+    classes = torch.arange(count) % CLASSES
+    ids[:, 1] = 4 + classes
+    ids[::2, 4:] = 0
+    if target == "tags":
+        tags = torch.zeros_like(ids)
+        tags[:, 1] = (classes > 0).long()
+        return ids, tags.where(ids != 0, IGNORED)
+    return ids, classes.float() if target == "score" else classes
+
+
+def text_dataset(target: Target = "class") -> Dataset:
+    """Return 36 training and 12 test texts."""
+    generator = torch.Generator().manual_seed(0)
+    samples = (*texts(36, target, generator), *texts(12, target, generator))
+    facts: dict[str, Any] = {"vocabulary": VOCABULARY, "target": target, "metric": METRICS[target]}
+    return Dataset("toy texts", *samples, NAMES[target], (), (), **facts)
+
+
+def text_site(method: Method) -> Site:
+    """Return a site with three devices of 12 texts each."""
+    partition = Partition(torch.arange(36), torch.tensor([0, 12, 24, 36]))
+    return Site(method, text_dataset(method.task.target), partition)
