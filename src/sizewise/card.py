@@ -11,6 +11,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     """Return the card from what `deployment.export` knows."""
     task, data = facts["task"], facts["data"]
     shape = ", ".join(map(str, task["image"]))
+    score = f"{facts['accuracy']:.2%}"
     tokens = task.get("vocabulary", 0)
     given = f"token ids, int64, (batch, {shape})" if tokens else f"float32, (batch, {shape})"
     peak, budget = format_bytes(facts["peak_bytes"]), facts["budget_bytes"]
@@ -19,7 +20,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
 
 | | |
 |---|---|
-| {facts["metric"]} | {facts["accuracy"]:.2%} on the test set of {data["name"]}, measured on this model |
+| {facts["metric"]} | {score} on the test set of {data["name"]}, measured on this model |
 | inference | {peak} at the peak for {_samples(facts["batch"])}{asked} |
 | parameters | {facts["parameters"]:,} |
 | file | `{Path(facts["file"]).name}`, {format_bytes(facts["file_bytes"])} |

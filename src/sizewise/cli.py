@@ -35,6 +35,9 @@ ConfigFile = Annotated[
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value: recipe.lr=0.05.")
 ]
+Trackers = Annotated[
+    list[str], typer.Option("--track", help="tensorboard, wandb (offline) or mlflow; also several.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on stdout.")]
 
 INTERRUPTED = 130
@@ -46,23 +49,26 @@ def run(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    track: Trackers = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Train: one run, in a folder of its own."""
     from sizewise import config as configs
     from sizewise import session
 
-    _train(session.started(configs.load(config, overrides), out), as_json)
+    _train(session.started(configs.load(config, overrides), out), as_json, track)
 
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")], as_json: AsJson = False
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    track: Trackers = [],  # noqa: B006
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, from its last durable round."""
     from sizewise import session
 
-    _train(session.resumed(run_dir), as_json)
+    _train(session.resumed(run_dir), as_json, track)
 
 
 @app.command()
@@ -223,23 +229,29 @@ def list_names(
         print(f"{name:<{width}}  {description}")
 
 
-def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None:
+def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: list[str]) -> None:
     """Run a federation with a progress line, then print its result."""
+    from sizewise import trackers
     from sizewise.report import progress, tables
 
+    names = trackers.checked(track)
     with opening as federation, _interrupts() as came:
         tables.announce(federation)
+        config, path = federation.config, federation.folder.path
         try:
-            with progress.Progress(federation.config.rounds) as bar:
+            with (
+                progress.Progress(config.rounds) as bar,
+                trackers.opened(names, config, path) as tell,
+            ):
 
                 def observe(line: Mapping[str, Any], totals: "Totals") -> None:
                     bar.update(line, totals)
+                    tell(line, totals)
                     if came:
                         raise KeyboardInterrupt
 
                 result: Mapping[str, Any] = federation.run(observe)
         except KeyboardInterrupt:
-            path = federation.folder.path
             print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
     if as_json:

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sizewise import card, checkpoint, config, evaluation, methods, norms, session
+from sizewise.data.dataset import Dataset
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.memory import predict
 from sizewise.run import RunFolder
@@ -71,6 +72,7 @@ def export(
     memory: int | None = None,
     size: str | None = None,
     batch: int = 1,
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Write the model of a run for a device; return what was written.
 
@@ -80,15 +82,19 @@ def export(
         memory: Bytes that inference may take.
         size: Or the name of a deployed size.
         batch: Samples that a device runs at a time.
+        dataset: The data the run was started with, if that was given in memory.
     """
     writers: dict[str, Callable[[Deployed, Task, Path], float | None]] = {
         ".safetensors": _write_safetensors,
         ".onnx": _write_onnx,
         ".pt2": _write_program,
     }
+    if (memory is None) == (size is None):
+        raise ConfigError("give either --memory, the bytes of inference, or --size, a model's name")
     if out.suffix not in writers:
         raise ConfigError(f"--out must end in {', '.join(writers)}, not {out.suffix or str(out)!r}")
-    setting, chosen = _choose(path, memory, size, batch)
+    setting = _prepared(path, dataset)
+    chosen = _choose(setting, path, memory, size, batch)
     out.parent.mkdir(parents=True, exist_ok=True)
     difference = writers[out.suffix](chosen, setting.method.task, out)
     facts = {
@@ -131,14 +137,23 @@ def _description(setting: Setting) -> dict[str, Any]:
 # ---- which model
 
 
-def _choose(
-    path: Path, memory: int | None, size: str | None, batch: int
-) -> tuple[Setting, Deployed]:
-    if (memory is None) == (size is None):
-        raise ConfigError("give either --memory, the bytes of inference, or --size, a model's name")
+def _prepared(path: Path, dataset: Dataset | None) -> Setting:
+    """Return the setting of a run; its data must be what it was started with."""
     if not (path / "config.toml").is_file():
         raise CheckpointError(f"{str(path)!r} is not a run folder (it has no config.toml)")
-    setting = session.prepare(config.load(path / "config.toml"))
+    setting = session.prepare(config.load(path / "config.toml"), dataset)
+    described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
+    if described["data_sha256"] != setting.dataset.fingerprint():
+        raise CheckpointError(
+            f"the data is not what {str(path)!r} was started with; "
+            f"restore {setting.config.data.name!r}, or give the data that was in memory"
+        )
+    return setting
+
+
+def _choose(
+    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int
+) -> Deployed:
     found = RunFolder(path).newest()
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
@@ -147,7 +162,7 @@ def _choose(
     if size is not None:
         if size not in models:
             raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
-        return setting, _deployed(setting, size, models[size](), batch)
+        return _deployed(setting, size, models[size](), batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
@@ -155,7 +170,7 @@ def _choose(
         module = _frozen(setting, models[name](), calibrate=False)
         peaks[name] = _peak(module, setting.method.task, batch)
         if memory is not None and peaks[name] <= memory:
-            return setting, _deployed(setting, name, models[name](), batch)
+            return _deployed(setting, name, models[name](), batch)
     least = min(peaks, key=lambda name: peaks[name])
     raise ConfigError(
         f"no model of the run fits {format_bytes(memory or 0)}: {least!r} needs {peaks[least]:,} "

@@ -1,6 +1,7 @@
 """The run folder: everything a run leaves on disk, in the order in which it becomes durable.
 
     config.toml            the complete config
+    plan.json              what each device class trains; environment.json: versions, machine
     partition.safetensors  which device holds which samples; partition.json says it for people
     updates.jsonl          one line for each device and round
     history.jsonl          one line for each round

@@ -158,8 +158,8 @@ def _tabs(figures: Sequence[Chart], metric: str) -> str:
         buttons += f'<label for="{name}">{escape(words)}</label>'
         panels += f'<figure class="panel-{name}">{_figure(figure)}</figure>'
     return (
-        f'<section><h2>{escape(metric)} against what it cost</h2><div class="tabs">{buttons}{panels}'
-        "</div></section>"
+        f"<section><h2>{escape(metric)} against what it cost</h2>"
+        f'<div class="tabs">{buttons}{panels}</div></section>'
     )
 
 
