@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sizewise import comparison, config
+from sizewise.report import live
 from test_cli import Answer, assert_one_sentence, sizewise
 
 CONFIG = """
@@ -161,3 +163,25 @@ def test_options_stay_with_their_method() -> None:
     assert two.config.method.options["widths"] == [0.5]
     assert comparison.identity(tables) == comparison.identity({**tables, "method": {}, "seed": 3})
     assert comparison.identity(tables) != comparison.identity({**tables, "rounds": 4})
+
+
+@pytest.mark.usefixtures("answer")
+def test_the_live_table(home: Path) -> None:
+    """One line a method, one column a seed: done, under way, waiting."""
+    tables = config.read(home / "config.toml")
+    rows = comparison.by_method(tables, ["fedavg", "heterofl", "small"])
+    jobs = comparison.jobs(rows, [0, 1], home / "out")
+    done = [found for job in jobs if (found := comparison.finished(job))]
+    assert len(done) == 4
+    running = [job for job in jobs if job.row == "fedavg" and job.seed == 1]
+    done = [outcome for outcome in done if outcome.job not in running]
+    table = live.LiveTable(jobs).table(running, done)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "seed 0" in text
+    assert "seed 1" in text
+    assert "round 2 of 2" in text
+    assert text.count("waiting") == 2
+    assert text.count(" in ") == 3
+    assert "3 of 6 done" in text

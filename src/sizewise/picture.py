@@ -1,5 +1,6 @@
 """What a plan trains, part by part of the model: what a report draws."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sizewise.errors import ModelError
@@ -7,7 +8,6 @@ from sizewise.method import Method
 from sizewise.plan import Plan
 from sizewise.state import State
 from sizewise.training import learns
-from sizewise.view import Slot
 
 
 def parts(method: Method, state: State, plan: Plan) -> list[dict[str, Any]]:
@@ -27,12 +27,16 @@ def parts(method: Method, state: State, plan: Plan) -> list[dict[str, Any]]:
     learning: dict[str, set[int]] = {part: set() for part in ordered}
     learnable = {name for name, _ in copy.module.named_parameters()}
     stages = [copy.actual(stage) for stage in plan.stages]
+    # Of the model that was asked for: the server's own may be a narrow one.
+    full = {name: tensor.shape for name, tensor in method.task.build().state_dict().items()}
     for local, slot in view.items():
         if local not in learnable or slot.name not in names:
             continue
-        part, entries = names[slot.name], state.tensors[slot.name].numel()
-        held[part] += entries * _share(slot, state)
-        whole[part] += entries
+        part, stored = names[slot.name], state.tensors[slot.name].shape
+        shape = full.get(slot.name.partition("@")[0], stored)
+        shape = shape if len(shape) == len(stored) else stored
+        held[part] += shape.numel() * _share(slot.shape(state.tensors), shape)
+        whole[part] += shape.numel()
         for number, stage in enumerate(stages, 1):
             if learns(local, stage.trainable):
                 learning[part].add(number)
@@ -67,7 +71,6 @@ def _ordered(parts: set[str]) -> list[str]:
     return sorted(parts, key=place)
 
 
-def _share(slot: Slot, state: State) -> float:
-    """Return the share of its channels that a slot keeps: of the dimension cut most."""
-    full, kept = state.tensors[slot.name].shape, slot.shape(state.tensors)
+def _share(kept: Sequence[int], full: Sequence[int]) -> float:
+    """Return the share of its channels that is kept of a tensor: of the dimension cut most."""
     return min((k / f for k, f in zip(kept, full, strict=True) if f), default=1.0)
