@@ -3,9 +3,10 @@
     python papers/suite.py papers/slt/figure1.toml [--scale mini] [--jobs 2] [--only ROW ...]
 
 A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it for one scale,
-`[row.NAME]` for one row of the table, in that order. With `[column.NAME]`, such as data sets, there
-is a row for each of both. A scale may name some of them as `columns`, and change them further in
-`[scale.NAME.column]` and `[scale.NAME.rows]`. Every run is what `sizewise run --json` gives.
+`[row.NAME]` for one row of the table, `[scale.NAME.row.NAME]` for a row at one scale, in that
+order; an empty table empties what was there. With `[column.NAME]`, such as data sets, there is a
+row for each of both; a scale may name some of them as `columns`, and change one further in
+`[scale.NAME.column.NAME]`. Every run is what `sizewise run --json` gives.
 What is done is not run again. Results go to `NAME.SCALE.json` and a table to `NAME.SCALE.md` beside
 the suite; the folders of the runs, with all their logs, stay under `runs/papers/`.
 """
@@ -25,10 +26,19 @@ from sizewise.report import live, summary
 def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield nested tables as the `a.b=value` overrides of the command line."""
     for key, value in tables.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}={json.dumps(value)}"
+            yield f"{prefix}{key}={inline(value)}"
+
+
+def inline(value: Any) -> str:
+    """Return a value as TOML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return json.dumps(value)
 
 
 def main() -> None:
@@ -41,11 +51,10 @@ def main() -> None:
     chosen = parser.parse_args()
     suite = tomllib.loads(chosen.suite.read_text(encoding="utf-8"))
     scale = suite["scale"][chosen.scale]
-    seeds = scale.pop("seeds")
+    seeds, special, wider = (scale.pop(key, {}) for key in ("seeds", "row", "column"))
     name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
     known = suite.get("column", {"": {}})
-    columns, special = scale.pop("columns", list(known)), scale.pop("rows", {})
-    wider = scale.pop("column", {})
+    columns = scale.pop("columns", list(known))
     changed = {
         f"{row}, {column}" if column else row: (
             *(known[column], wider.get(column, {})),

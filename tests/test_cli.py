@@ -29,6 +29,7 @@ KEYS = [
     "refused",
     "state_sha256",
     "run_dir",
+    "metric",
 ]
 
 CONFIG = """

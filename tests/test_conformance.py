@@ -7,6 +7,8 @@ Those that need no method are with what they test:
     4  residual streams          test_cutting.py, test_cut_equals_masked
     8  static batch norm         test_norms.py, test_recalibration_is_the_mean_of_batch_statistics
     9  batch statistics          test_norms.py, test_batch_policy_depends_on_the_batch_in_evaluation
+    20 FedIN                     test_intermediate.py and methods/test_fedin.py, test_20_*
+    23 FedGKT                    test_transfer.py, test_23_teacher_logits_are_matched_by_sample
 
 Below them are promises that all these methods share.
 """

@@ -248,3 +248,14 @@ def test_upgrade_of_an_unknown_class_names_the_nearest() -> None:
     config = FleetConfig(budgets=(5000,), event=(EventConfig(1, 9000, upgrade="5KB"),))
     with pytest.raises(ConfigError, match="no device class '5KB'; did you mean '5kB'"):
         fleet_of(config)
+
+
+def test_groups_may_have_models_of_their_own() -> None:
+    groups = (GroupConfig(1, model="small"), GroupConfig(2, 500, model="large"), GroupConfig(1, 70))
+    event = EventConfig(3, 900, upgrade="large", count=1)
+    fleet = fleet_of(FleetConfig(per_round=1, group=groups, event=(event,)))
+    devices = [fleet.device(number, 0) for number in range(4)]
+    assert [device.model for device in devices] == ["small", "large", "large", None]
+    assert [device.group for device in devices] == ["small", "large", "large", "70B"]
+    # A device with other bytes is another device: it gets what fits it.
+    assert [fleet.device(number, 2).model for number in (1, 2)] == [None, "large"]

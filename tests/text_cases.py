@@ -1,9 +1,11 @@
 """Tiny texts and encoders: what a text is about can be told from one word in it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 from sizewise.data.dataset import Dataset, Target
@@ -69,3 +71,32 @@ def text_site(method: Method) -> Site:
     """Return a site with three devices of 12 texts each."""
     partition = Partition(torch.arange(36), torch.tensor([0, 12, 24, 36]))
     return Site(method, text_dataset(method.task.target), partition)
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "un", "##even"]
+
+
+def write_tokenizer(folder: Path) -> str:
+    """Write BERT's tokenizer with nine words, and return its path."""
+    pieces = models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[1])
+    made = Tokenizer(pieces)
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    path = folder / "tokenizer.json"
+    made.save(str(path))
+    return str(path)
+
+
+def write_parquet(folder: Path, features: dict[str, Any], **splits: dict[str, list[Any]]) -> str:
+    """Write a data set as a folder of parquet files, and return its path."""
+    import datasets
+
+    folder.mkdir()
+    for split, columns in splits.items():
+        table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return str(folder)

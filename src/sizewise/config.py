@@ -152,12 +152,18 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         target=dataset.target,
         metric=dataset.metric,
         silos=dataset.silos,
+        models=tuple(dict.fromkeys(g.model for g in config.fleet.group if g.model is not None)),
     )
 
 
 def make_method(config: Config, task: Task) -> Method:
     """Return the config's method, ready for a task."""
     method = methods.find(config.method.name)
+    if task.models and not method.own_models:
+        raise ConfigError(
+            f"fleet.group.model names {task.models[0]!r}, but {config.method.name} trains one "
+            f"model on all devices; leave it out, or use a method such as fedin"
+        )
     return method(task, build(method.Options, config.method.options, "method"))
 
 

@@ -20,12 +20,11 @@ from sizewise.evaluation import Score
 from sizewise.fleet import Fleet
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
-from sizewise.rows import with_rows
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
 from sizewise.structure import plain
 from sizewise.training import workload
-from sizewise.view import check, size_in_bytes, view_in_bytes
+from sizewise.view import size_in_bytes, view_in_bytes
 
 Observer = Callable[[Mapping[str, Any], Totals], None]
 """Called after each round with its line of the history and the totals."""
@@ -121,13 +120,13 @@ class Federation:
         for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
             simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
-                view = self.method.view(plan.piece)
                 try:
-                    covered = with_rows(view, outcome.rows, state.tensors)
-                    check(outcome.tensors, covered, state.tensors)
-                    down, flops = view_in_bytes(view, state.tensors), self.flops(outcome)
+                    self.method.check(state, outcome)
+                    down = view_in_bytes(self.method.view(plan.piece), state.tensors)
+                    down += size_in_bytes(self.method.given(plan, outcome.samples))
+                    line = update_line(outcome, down, self.flops(outcome))
                     device = self.fleet.device(plan.device, plan.round)
-                    took = clock.seconds(device, down, flops, size_in_bytes(outcome.tensors))
+                    took = clock.seconds(device, down, line["flops"], line["bytes_up"])
                     simulated = {} if took is None else {"device_seconds": took}
                     self.clock.check(took)
                 except UpdateRefused as error:
@@ -135,7 +134,7 @@ class Federation:
             if isinstance(outcome, Refusal):
                 log.lines.append({**refusal_line(outcome), **simulated})
                 continue
-            log.lines.append({**update_line(outcome, down, flops), **simulated})
+            log.lines.append({**line, **simulated})
             if outcome.memory:
                 log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
@@ -158,7 +157,6 @@ class Federation:
         budgets = {device.group: device.memory for device, _, _ in self.fleet.classes()}
         return {
             "accuracy": totals.accuracy,
-            "metric": self.method.task.metric,
             "sizes": dict(totals.sizes),
             "rounds": totals.rounds,
             "bytes_up": totals.bytes_up,
@@ -170,6 +168,7 @@ class Federation:
             "refused": [dict(refusal) for refusal in totals.refused],
             "state_sha256": sha256(state.tensors),
             "run_dir": str(self.folder.path),
+            "metric": self.method.task.metric,
         }
 
 
@@ -213,7 +212,7 @@ def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:
         "predicted": plan.predicted,
         "peak_bytes": update.peak_bytes,
         "bytes_down": bytes_down,
-        "bytes_up": size_in_bytes(update.tensors),
+        "bytes_up": size_in_bytes(update.tensors) + size_in_bytes(update.shared),
         "samples": update.samples,
         "steps": update.steps,
         "flops": flops,

@@ -39,6 +39,7 @@ class Device:
         bandwidth: Bytes per second, if known.
         ratio: The share of the model that its bytes stand for, if they were given as one.
         turn: How many devices were asked before it, in all rounds.
+        model: The model that its owner named for it, if any.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Device:
     bandwidth: float | None = None
     ratio: float | None = None
     turn: int = 0
+    model: str | None = None
 
 
 def ratio_of(device: Device) -> float:
@@ -67,10 +69,11 @@ class GroupConfig:
     Attributes:
         count: How many there are.
         memory: Their bytes; unlimited when left out.
-        name: Their device class; default: their bytes or ratio.
+        name: Their device class; default: their model, bytes or ratio.
         speed: FLOP per second.
         bandwidth: Bytes per second.
         ratio: Their share of the model; it becomes bytes unless these are given as well.
+        model: A model of their own, by name, for methods whose devices may have different ones.
         profile: A listed kind of device, whose speed and bandwidth count where none are given.
     """
 
@@ -80,6 +83,7 @@ class GroupConfig:
     speed: float | None = None
     bandwidth: float | None = None
     ratio: float | None = None
+    model: str | None = None
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -219,12 +223,13 @@ class Fleet:
         index = bisect_right(self.starts, number) - 1
         group = self.groups[index]
         memory, ratio, name = group.memory, group.ratio, group.name or class_name(group.memory)
+        model = group.model
         for when, which, count, new in self.upgrades:
             # An upgrade is for devices that are still of the class it names.
             of_class = which == index and name == (group.name or class_name(group.memory))
             if of_class and when <= round_index and number - self.starts[index] < count:
-                memory, ratio, name = new, None, class_name(new)
-        return Device(number, name, memory, group.speed, group.bandwidth, ratio)
+                memory, ratio, name, model = new, None, class_name(new), None
+        return Device(number, name, memory, group.speed, group.bandwidth, ratio, model=model)
 
     def sample(self, seed: int, round_index: int) -> list[Device]:
         """Draw the devices of a round without replacement, in ascending order of their numbers."""
@@ -301,9 +306,9 @@ def make_fleet(
             profile = PROFILES[group.profile]
             speed, bandwidth = group.speed or profile.speed, group.bandwidth or profile.bandwidth
             group = replace(group, speed=speed, bandwidth=bandwidth)
-        memory, name = group.memory, group.name or class_name(group.memory)
+        memory, name = group.memory, group.name or group.model or class_name(group.memory)
         if group.ratio is not None:
-            name = group.name or f"{group.ratio:g} model"
+            name = group.name or group.model or f"{group.ratio:g} model"
             if memory is None:
                 memory = bytes_of_ratio(group.ratio)
         groups[index] = replace(group, memory=memory, name=name)

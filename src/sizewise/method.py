@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sizewise import flops, memory, norms, rng, server_optim, training
 from sizewise.anatomy import Anatomy
@@ -26,7 +26,7 @@ from sizewise.state import State
 from sizewise.step import Loss, cross_entropy
 from sizewise.task import Task
 from sizewise.training import Samples, Shard
-from sizewise.view import Tensors, View, cut, whole
+from sizewise.view import Tensors, View, check, check_shared, cut, whole
 from sizewise.working import WorkingCopy
 
 
@@ -38,6 +38,8 @@ class Method:
         ignores_budgets: Whether devices train more than their bytes hold. Printed at start-up.
         recipe_defaults: Recipe values this method starts from; the user's config wins.
         steady: Whether all steps of a stage need the same bytes, so that metering a few will do.
+        own_models: Whether groups of devices may have models of their own (`fleet.group.model`).
+        caution: What people should know about what is disclosed; printed at start-up.
         Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
     """
 
@@ -45,6 +47,8 @@ class Method:
     ignores_budgets: bool = False
     recipe_defaults: ClassVar[Mapping[str, Any]] = {}
     steady: bool = True
+    own_models: bool = False
+    caution: str = ""
 
     @dataclass(frozen=True)
     class Options:
@@ -170,13 +174,16 @@ class Method:
         recipe = self.task.recipe
         return memory.predict(
             module,
-            self.inputs(stage, recipe.batch),
-            self.task.targets(recipe.batch),
+            *self.example(stage, recipe.batch),
             step=training.make_step(recipe, self.objective(stage, None)),
             anchored=recipe.proximal > 0,
             optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
             trainable=stage.trainable,
         )
+
+    def example(self, stage: Stage, batch: int) -> tuple[Any, Any]:
+        """Return so many inputs of a stage and their targets, of which only the shapes matter."""
+        return self.task.inputs(batch), self.task.targets(batch)
 
     def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
         """Return the FLOPs of training on one sample in a stage."""
@@ -185,16 +192,11 @@ class Method:
             trainable = self.copy(piece).actual(stage).trainable
             self._flops[key] = flops.per_sample(
                 self.pattern(piece),
-                self.inputs(stage, flops.SAMPLES),
-                self.task.targets(flops.SAMPLES),
+                *self.example(stage, flops.SAMPLES),
                 self.objective(stage, None),
                 trainable,
             )
         return self._flops[key]
-
-    def inputs(self, stage: Stage, batch: int) -> Tensor:
-        """Return a batch of what a stage trains on, of which only the shape matters."""
-        return self.task.inputs(batch)
 
     def view(self, piece: Piece) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""
@@ -206,6 +208,20 @@ class Method:
             )
         return self._views[piece.size]
 
+    # ---- what travels beside the model
+
+    def parcel(self, state: State, plan: Plan) -> Tensors:
+        """Return what the server sends a device beside its view; `train` finds it there too."""
+        return {}
+
+    def given(self, plan: Plan, samples: int) -> Tensors:
+        """Return the shapes of the parcel for a device with so many samples, on the meta device."""
+        return {}
+
+    def shared(self, plan: Plan, samples: int) -> Tensors:
+        """Return the shapes of what such a device shares of its samples, on the meta device."""
+        return {}
+
     # ---- the device
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
@@ -213,7 +229,7 @@ class Method:
 
         Args:
             plan: What to do.
-            tensors: The device's view of the server's tensors, by local name.
+            tensors: The device's view of the server's tensors, by local name, and its parcel.
             shard: Its data.
             memory: What it remembers from its last round; empty at first.
         """
@@ -282,6 +298,12 @@ class Method:
         return cross_entropy
 
     # ---- the server, after a round
+
+    def check(self, state: State, update: Update) -> None:
+        """Raise UpdateRefused unless an update is what its plan asked for."""
+        view = with_rows(self.view(update.plan.piece), update.rows, state.tensors)
+        check(update.tensors, view, state.tensors)
+        check_shared(update.shared, self.shared(update.plan, update.samples))
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state. Updates arrive one by one and should not be collected."""

@@ -79,6 +79,7 @@ class Update:
         seconds: Time it took.
         memory: What it will remember in its next round; stays with the device, is never merged.
         rows: For tensors of which it sends some rows only: which. Only these count as covered.
+        shared: What it tells of its samples, such as features: a row for each; never merged.
     """
 
     plan: Plan
@@ -90,6 +91,7 @@ class Update:
     seconds: float = 0.0
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -67,14 +67,16 @@ def _work(setting: "Setting", state: State, device: Device, round_index: int) ->
         "predicted": needed or plan.predicted,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
-        "bytes_down": view_in_bytes(view, state.tensors),
+        "bytes_down": view_in_bytes(view, state.tensors)
+        + size_in_bytes(method.given(plan, samples)),
         "bytes_up": size_in_bytes(
             {
                 name: tensor
                 for name, tensor in trained(method.module(plan.piece), actual).items()
                 if name in view
             }
-        ),
+        )
+        + size_in_bytes(method.shared(plan, samples)),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
         "parts": [] if refused else picture.parts(method, state, plan),

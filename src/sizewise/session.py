@@ -153,7 +153,8 @@ def resumed(path: Path, dataset: Dataset | None = None) -> Iterator[Federation]:
 @contextmanager
 def _engine(config: Config) -> Iterator[PoolEngine | None]:
     """Start the worker processes first: they import while this process loads the data."""
-    for name in (config.model.name, config.method.name):
+    models = [group.model for group in config.fleet.group if group.model is not None]
+    for name in (config.model.name, config.method.name, *models):
         if name.startswith("__main__:") and config.engine.workers > 1:
             raise ConfigError(
                 f"worker processes cannot import {name!r}; move it into a file of its own, "

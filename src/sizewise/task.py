@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Task:
         target: What the model has to find: a class, a tag for each token, or a score.
         metric: How models are measured; see `metrics`.
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
+        models: Names of models that groups of devices have of their own.
     """
 
     model: ModelConfig
@@ -71,6 +72,7 @@ class Task:
     target: Target = "class"
     metric: str = "accuracy"
     silos: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     def inputs(self, batch: int) -> Tensor:
         """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
@@ -90,6 +92,24 @@ class Task:
         if self.vocabulary:
             return torch.randint(self.vocabulary, (batch, *self.image), generator=generator)
         return torch.randn(batch, *self.image, generator=generator)
+
+    def classes_only(self, method: str) -> None:
+        """Raise ConfigError unless every sample has one class."""
+        if self.target != "class" or self.silos:
+            raise ConfigError(
+                f"{method} needs samples with one class each, of one set of classes; this data has "
+                f"{'silos' if self.silos else self.target}, so use another method"
+            )
+
+    def named(self, name: str, args: Mapping[str, Any] | None = None) -> "Task":
+        """Return the task with another model.
+
+        Args:
+            name: That model.
+            args: Further arguments of its factory; default: those of this task's model.
+        """
+        given = self.model.args if args is None else args
+        return replace(self, model=replace(self.model, name=name, args=given, weights=None))
 
     def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
         """Build the model at a width ratio, with fresh weights that depend on the seed alone.

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,10 @@ class Shard:
     rows: Tensor
     transform: Callable[[Tensor, torch.Generator | None], Tensor]
 
-    # The data set is not the training's: a device reads its samples from wherever it keeps them.
-    held: ClassVar[Sequence[Tensor]] = ()
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """Nothing: a device reads its samples from wherever it keeps them."""
+        return ()
 
     def __len__(self) -> int:
         return len(self.rows)

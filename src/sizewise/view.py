@@ -118,15 +118,31 @@ def check(update: Tensors, view: View, tensors: Tensors) -> None:
         if local not in view:
             raise UpdateRefused(f"tensor {local!r} was never sent to this device")
         slot = view[local]
-        shape, kind = slot.shape(tensors), tensors[slot.name].dtype
-        if tuple(tensor.shape) != shape or tensor.dtype != kind:
-            raise UpdateRefused(
-                f"tensor {local!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
-                f"expected {kind} of shape {shape}"
-            )
-        # A sum is finite only if every entry is (or if huge values cancel, which is as bad).
-        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
-            raise UpdateRefused(
-                f"tensor {local!r} holds values that are not finite; "
-                f"lower recipe.lr or set recipe.clip"
-            )
+        _check_tensor(local, tensor, slot.shape(tensors), tensors[slot.name].dtype)
+
+
+def check_shared(shared: Tensors, expected: Tensors) -> None:
+    """Raise UpdateRefused unless a device shares just what it was asked for, and that is finite.
+
+    Args:
+        shared: What a device sent beside its tensors, by name.
+        expected: Tensors of the right types and shapes; on the meta device will do.
+    """
+    if odd := sorted(shared.keys() ^ expected.keys()):
+        what = "was not asked for" if odd[0] in shared else "was asked for and did not come"
+        raise UpdateRefused(f"{odd[0]!r} {what}")
+    for name, tensor in shared.items():
+        _check_tensor(name, tensor, tuple(expected[name].shape), expected[name].dtype)
+
+
+def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], kind: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != kind:
+        raise UpdateRefused(
+            f"tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+            f"expected {kind} of shape {shape}"
+        )
+    # A sum is finite only if every entry is (or if huge values cancel, which is as bad).
+    if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+        raise UpdateRefused(
+            f"tensor {name!r} holds values that are not finite; lower recipe.lr or set recipe.clip"
+        )

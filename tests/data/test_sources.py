@@ -312,7 +312,7 @@ def bad_split(**columns: Any) -> datasets.Dataset:
     ("splits", "message"),
     [
         ({"train": split()}, "no test split"),
-        ({"train": bad_split(text=["a"]), "test": split()}, "no image column"),
+        ({"train": bad_split(size=[1]), "test": split()}, "no image column"),
         ({"train": split().select_columns(["img"]), "test": split()}, "no label column"),
         ({"train": split(), "test": split(label="other")}, "could not be read"),
         ({"train": split(), "test": split(pictures=[picture(0, size=(5, 5))])}, "image_size"),

@@ -4,39 +4,19 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sizewise.data import sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.texts import first_pieces
 from sizewise.errors import ConfigError, DataError
 from sizewise.step import IGNORED
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "un", "##even"]
+from text_cases import write_parquet, write_tokenizer
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> str:
-    """Write BERT's tokenizer with nine words."""
-    pieces = models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")  # noqa: S106
-    made = Tokenizer(pieces)
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    path = tmp_path / "tokenizer.json"
-    made.save(str(path))
-    return str(path)
-
-
-def write(folder: Path, features: dict[str, Any], **splits: dict[str, list[Any]]) -> str:
-    folder.mkdir()
-    for split, columns in splits.items():
-        table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return str(folder)
+    """Return a tokenizer with nine words."""
+    return write_tokenizer(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +34,7 @@ TEXT, CLASS = datasets.Value("string"), datasets.ClassLabel(names=["no", "yes"])
 def test_sentences_with_classes(tmp_path: Path, tokenizer: str) -> None:
     features = {"sentence": TEXT, "label": CLASS, "idx": datasets.Value("int32")}
     rows = {"sentence": ["good film", "uneven film, bad film, bad"], "label": [1, 0], "idx": [0, 1]}
-    path = write(tmp_path / "films", features, train=rows, test=rows)
+    path = write_parquet(tmp_path / "films", features, train=rows, test=rows)
     found = load(path, tokenizer)
     assert found.train_images.tolist() == [[2, 4, 6, 3, 0, 0], [2, 7, 8, 6, 1, 3]]
     assert found.train_labels.tolist() == [1, 0]
@@ -71,7 +51,9 @@ def test_sentences_with_classes(tmp_path: Path, tokenizer: str) -> None:
 def test_pairs_with_scores(tmp_path: Path, tokenizer: str) -> None:
     features = {"sentence1": TEXT, "sentence2": TEXT, "label": datasets.Value("float32")}
     rows = {"sentence1": ["good"], "sentence2": ["bad film"], "label": [2.5]}
-    found = load(write(tmp_path / "pairs", features, train=rows, validation=rows), tokenizer)
+    found = load(
+        write_parquet(tmp_path / "pairs", features, train=rows, validation=rows), tokenizer
+    )
     assert found.train_images.tolist() == [[2, 4, 3, 5, 6, 3]]
     assert (found.train_labels.dtype, found.train_labels.tolist()) == (torch.float32, [2.5])
     assert (found.target, found.metric, found.classes) == ("score", "pearson", 1)
@@ -81,7 +63,7 @@ def test_words_with_tags(tmp_path: Path, tokenizer: str) -> None:
     tags = datasets.ClassLabel(names=["O", "B-X", "I-X"])
     features = {"tokens": datasets.Sequence(TEXT), "ner_tags": datasets.Sequence(tags)}
     rows = {"tokens": [["good", "uneven", "film", "bad"]], "ner_tags": [[0, 1, 2, 0]]}
-    found = load(write(tmp_path / "tagged", features, train=rows, test=rows), tokenizer)
+    found = load(write_parquet(tmp_path / "tagged", features, train=rows, test=rows), tokenizer)
     assert found.train_images.tolist() == [[2, 4, 7, 8, 6, 3]]  # "bad" is cut off.
     assert found.train_labels.tolist() == [[IGNORED, 0, 1, IGNORED, 2, IGNORED]]
     assert (found.target, found.metric, found.class_names) == (
@@ -100,7 +82,7 @@ def test_a_word_has_its_tag_at_its_first_piece() -> None:
 def test_errors_say_what_to_do(tmp_path: Path, tokenizer: str) -> None:
     features = {"sentence": TEXT, "label": CLASS}
     rows = {"sentence": ["good"], "label": [1]}
-    path = write(tmp_path / "films", features, train=rows, test=rows)
+    path = write_parquet(tmp_path / "films", features, train=rows, test=rows)
     with pytest.raises(
         DataError, match=r"films holds texts, which need a tokenizer; set data\.tok"
     ):
@@ -108,13 +90,13 @@ def test_errors_say_what_to_do(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(DataError, match=r"broken\.json is no tokenizer"):
         load(path, str(tmp_path / "broken.json"))
-    lonely = write(tmp_path / "lonely", features, train=rows)
+    lonely = write_parquet(tmp_path / "lonely", features, train=rows)
     with pytest.raises(DataError, match="needs a train split and one of test, validation"):
         load(lonely, tokenizer)
-    unlabelled = write(tmp_path / "raw", {"sentence": TEXT}, train={"sentence": ["good"]})
+    unlabelled = write_parquet(tmp_path / "raw", {"sentence": TEXT}, train={"sentence": ["good"]})
     with pytest.raises(DataError, match="has texts \\(sentence\\) but no column 'label'"):
         load(unlabelled, tokenizer)
-    hidden = write(
+    hidden = write_parquet(
         tmp_path / "hidden", features, train=rows, test={"sentence": ["a"], "label": [-1]}
     )
     with pytest.raises(DataError, match="use a split whose labels are public"):

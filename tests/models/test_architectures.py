@@ -13,6 +13,22 @@ from sizewise.models.vit import vit_base
 CIFAR = (3, 32, 32)
 
 
+def fedin(repeats: tuple[int, int, int], base: int = 16) -> int:
+    """Count the parameters of a model of FedIN's Table I from its description, METHODS 2.9."""
+    count = 3 * 9 * base + base + 2 * base  # The extractor: convolution with bias, norm.
+    inputs = base
+    for stage, number in enumerate(repeats):
+        inner, outputs = base * 2**stage, 4 * base * 2**stage
+        unit = inner + 2 * inner + 9 * inner * outputs + outputs + 2 * outputs
+        count += inputs * inner + unit + inputs * outputs + outputs + 2 * outputs
+        count += number * (outputs * inner + unit)
+        inputs = outputs
+    return count + inputs * 10 + 10
+
+
+FEDIN = {repeats: fedin(repeats) for repeats in [(2, 3, 5), (1, 1, 1)]}
+
+
 def make(
     name: str, image: tuple[int, int, int] = CIFAR, classes: int = 10, **options: object
 ) -> nn.Module:
@@ -43,6 +59,9 @@ def convolutions(model: nn.Module) -> list[nn.Conv2d]:
         ("resnet34", {}, 21_282_122),
         ("densenet40", {}, 176_122),
         ("vit_tiny", {"image": (3, 224, 224), "classes": 1000}, 5_717_416),
+        ("fedin_b", {"args": {"base": 16}}, FEDIN[1, 1, 1]),
+        ("fedin_a", {"args": {"base": 16}}, FEDIN[2, 3, 5]),
+        ("fedin_d", {"args": {"base": 16, "share_repeats": True}}, FEDIN[1, 1, 1]),
         ("linear", {"image": (1, 28, 28)}, 7_850),
         ("mlp", {"image": (1, 28, 28)}, 199_210),
     ],
@@ -187,3 +206,32 @@ def test_cnn_of_heterofl() -> None:
     for block in model.blocks:
         x = block(x)
     assert x.shape == (1, 512, 3, 3)
+
+
+def test_the_models_of_fedin_share_their_ends_and_differ_in_depth() -> None:
+    models = {letter: make(f"fedin_{letter}", args={"base": 4}) for letter in "abcde"}
+    # The first units, the repeats (METHODS 2.9), and the pool.
+    depths = {letter: len(model.blocks) for letter, model in models.items()}  # type: ignore[arg-type]
+    assert depths == {
+        "a": 3 + 10 + 1,
+        "b": 3 + 3 + 1,
+        "c": 3 + 6 + 1,
+        "d": 3 + 7 + 1,
+        "e": 3 + 4 + 1,
+    }
+    ends = [
+        {n: t.shape for n, t in model.state_dict().items() if not n.startswith("blocks")}
+        for model in models.values()
+    ]
+    assert all(shapes == ends[0] for shapes in ends)
+    assert ends[0]["head.weight"] == (10, 16 * 4)
+    features = models["a"].stem(torch.zeros(2, *CIFAR))  # type: ignore[operator]
+    assert features.shape == (2, 4, 16, 16)
+
+
+def test_shared_repeats_are_one_unit() -> None:
+    model = make("fedin_c", args={"base": 4, "share_repeats": True})
+    blocks = list(model.blocks)  # type: ignore[arg-type]
+    assert len(blocks) == 10
+    assert blocks[1] is blocks[2]
+    assert blocks[1] is not blocks[0]

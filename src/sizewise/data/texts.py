@@ -76,6 +76,8 @@ def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | Non
     import datasets
 
     features, lists = features or {}, (datasets.Sequence, datasets.List)
+    if any(isinstance(kind, datasets.Image) for kind in features.values()):
+        return None
     inner = {key: kind.feature for key, kind in features.items() if isinstance(kind, lists)}
     words = [key for key, kind in inner.items() if getattr(kind, "dtype", "") == "string"]
     tags = [key for key, kind in inner.items() if isinstance(kind, datasets.ClassLabel)]

@@ -39,6 +39,7 @@ REORDER_WINDOW = 2
 @dataclass(frozen=True)
 class _Worker:
     connection: Connection
+    inbox: Arena
     outbox: Arena
 
     def send(self, message: dict[str, Any]) -> None:
@@ -77,9 +78,11 @@ class PoolEngine:
         theirs: list[socket.socket] = []
         for _ in range(workers):
             ours, other = socket.socketpair()
-            self._workers.append(_Worker(Connection(ours.detach()), Arena()))
+            self._workers.append(_Worker(Connection(ours.detach()), Arena(), Arena()))
             theirs.append(other)
-        arenas = [self._state, self._data, *(worker.outbox for worker in self._workers)]
+        inboxes = [worker.inbox for worker in self._workers]
+        outboxes = [worker.outbox for worker in self._workers]
+        arenas = [self._state, self._data, *inboxes, *outboxes]
         inherited = [arena.descriptor for arena in arenas] + [s.fileno() for s in theirs]
         self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
             # -P: a file in the current folder must not hide a module of the standard library.
@@ -135,7 +138,8 @@ class PoolEngine:
                 window = given + REORDER_WINDOW * len(self._workers)
                 while idle and sent < min(len(plans), window):
                     worker = idle.pop()
-                    worker.send({"train": plain(plans[sent])})
+                    parcel = worker.inbox.write(self._method.parcel(state, plans[sent]))
+                    worker.send({"train": {"plan": plain(plans[sent]), "parcel": parcel}})
                     busy[worker.connection] = (worker, sent)
                     sent += 1
                 for connection in wait([worker.connection for worker, _ in busy.values()]):
@@ -172,6 +176,7 @@ class PoolEngine:
         self._process.wait()
         for worker in self._workers:
             worker.connection.close()
+            worker.inbox.close()
             worker.outbox.close()
         self._state.close()
         self._data.close()
@@ -182,8 +187,9 @@ def _outcome(worker: _Worker, plan: Plan) -> Outcome:
     if "refusal" in reply:
         return Refusal(**reply["refusal"])
     # Copies, so that the worker can go on while this update waits for its turn.
-    parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "memory": {}}
+    parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "memory": {}, "shared": {}}
     for path, tensor in worker.outbox.read(reply["layout"]).items():
         part, _, name = path.partition("/")
         parts[part][name] = tensor.clone()
-    return Update(plan, parts["tensors"], memory=parts["memory"], **reply["facts"])
+    tensors, memory, shared = parts.values()
+    return Update(plan, tensors, memory=memory, shared=shared, **reply["facts"])

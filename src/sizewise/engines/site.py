@@ -23,7 +23,7 @@ from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
 from sizewise.state import State
 from sizewise.training import Shard
-from sizewise.view import cut
+from sizewise.view import Tensors, cut
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,15 @@ class Site:
         recipe = self.method.task.recipe
         return self.dataset.transform("none" if recipe.augment_once else recipe.augment)
 
-    def train(self, state: State, plan: Plan) -> Update | Refusal:
-        """Do a device's work for one round."""
+    def train(self, state: State, plan: Plan, parcel: Tensors | None = None) -> Update | Refusal:
+        """Do a device's work for one round.
+
+        Args:
+            state: The server's state; in a worker, without the server's own memory.
+            plan: What to do.
+            parcel: What the server sends beside the model; default: what the method takes from the
+                state.
+        """
         shard = Shard(
             self.dataset.train_images,
             self.dataset.train_labels,
@@ -49,7 +56,8 @@ class Site:
             self.transform,
         )
         start = time.perf_counter()
-        tensors = cut(state.tensors, self.method.view(plan.piece))
+        parcel = self.method.parcel(state, plan) if parcel is None else parcel
+        tensors = {**cut(state.tensors, self.method.view(plan.piece)), **parcel}
         try:
             if len(shard) == 0:
                 raise DataError("it holds no training data")

@@ -1,4 +1,4 @@
-"""The worker process: `python -m sizewise.engines.worker STATE DATA OUTBOX... PIPE...`.
+"""The worker process: `python -m sizewise.engines.worker STATE DATA INBOX... OUTBOX... PIPE...`.
 
 The arguments are inherited descriptors. This process imports what training needs, forks once for
 each further worker, and then each of them answers messages until its pipe closes.
@@ -33,8 +33,9 @@ Message = dict[str, Any]
 class Worker:
     """Answers the pool's messages: `open` first, then a `state` before each kind of work."""
 
-    def __init__(self, state: Arena, data: Arena, outbox: Arena) -> None:
-        self._state_arena, self._data_arena, self._outbox = state, data, outbox
+    def __init__(self, state: Arena, data: Arena, inbox: Arena, outbox: Arena) -> None:
+        self._state_arena, self._data_arena = state, data
+        self._inbox, self._outbox = inbox, outbox
         self._state = State({})
         self._site: Site
 
@@ -72,13 +73,15 @@ class Worker:
         self._state = State(tensors, extras=content["extras"], devices=devices)
 
     def _train(self, content: Message) -> Message:
-        outcome = self._site.train(self._state, build(Plan, content))
+        parcel = self._inbox.read(content["parcel"])
+        outcome = self._site.train(self._state, build(Plan, content["plan"]), parcel)
         if isinstance(outcome, Refusal):
             return {"refusal": plain(outcome)}
-        # Two kinds of tensors in one arena, told apart by their place in the layout.
-        tensors = {f"tensors/{name}": tensor for name, tensor in outcome.tensors.items()}
-        memory = {f"memory/{name}": tensor for name, tensor in outcome.memory.items()}
-        layout = self._outbox.write({**tensors, **memory})
+        # Three kinds of tensors in one arena, told apart by their place in the layout.
+        kinds = {"tensors": outcome.tensors, "memory": outcome.memory, "shared": outcome.shared}
+        layout = self._outbox.write(
+            {f"{kind}/{name}": t for kind, tensors in kinds.items() for name, t in tensors.items()}
+        )
         facts = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
         return {"layout": layout, "facts": {name: getattr(outcome, name) for name in facts}}
 
@@ -113,9 +116,9 @@ def _end_with_pool(pipe: int) -> None:
 
 def main(descriptors: list[int]) -> None:
     """Become one worker, and fork the others."""
-    count = (len(descriptors) - 2) // 2
+    count = (len(descriptors) - 2) // 3
     state, data = Arena(descriptors[0]), Arena(descriptors[1])
-    outboxes, pipes = descriptors[2 : 2 + count], descriptors[2 + count :]
+    inboxes, outboxes, pipes = (descriptors[2 + i * count :][:count] for i in range(3))
     torch.set_num_threads(1)
     # Torch imports much of itself at the first optimiser's first step: once, before forking.
     torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
@@ -128,7 +131,8 @@ def main(descriptors: list[int]) -> None:
         # A pipe must be open in one worker only, or its end would not be noticed.
         if other != number:
             os.close(pipe)
-    serve(Worker(state, data, Arena(outboxes[number])), Connection(pipes[number]))
+    boxes = Arena(inboxes[number]), Arena(outboxes[number])
+    serve(Worker(state, data, *boxes), Connection(pipes[number]))
     os._exit(0)  # A forked child must not run its parent's exit handlers.
 
 

@@ -164,12 +164,13 @@ class FeDepth(Depthwise):
 
     # ---- the device
 
-    def inputs(self, stage: Stage, batch: int) -> Tensor:
-        """Return the shape of a batch of samples, or of what frozen blocks make of them."""
+    def example(self, stage: Stage, batch: int) -> tuple[Any, Any]:
+        """Return the shapes of samples, or of what frozen blocks make of them, and of targets."""
+        inputs, targets = super().example(stage, batch)
         if not stage.cut.get("blocks", {}).get("buffered"):
-            return super().inputs(stage, batch)
+            return inputs, targets
         frozen = stage.cut["blocks"]["frozen"]
-        return self._hidden(batch, frozen[-1] + 1 if frozen else 0)
+        return self._hidden(batch, frozen[-1] + 1 if frozen else 0), targets
 
     def _hidden(self, batch: int, number: int) -> Tensor:
         """Return the shape of a batch before a block."""

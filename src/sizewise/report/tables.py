@@ -24,6 +24,7 @@ def announce(federation: Federation) -> None:
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.ignores_budgets else ''}"
         f"run folder {federation.folder.path}"
+        f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
 
 
@@ -52,7 +53,8 @@ def show_result(result: Mapping[str, Any]) -> None:
         who = f"{refusal['group']} devices (e.g. {refusal['devices'][0]})"
         console.print(f"refused   {who}, {refusal['times']} times: {refusal['reason']}")
     accuracy = result["accuracy"]
-    console.print(f"accuracy  {accuracy:.1%}" if accuracy is not None else "accuracy  unknown")
+    title = result["metric"].ljust(8)
+    console.print(f"{title}  {accuracy:.1%}" if accuracy is not None else f"{title}  unknown")
     up, down = format_bytes(result["bytes_up"]), format_bytes(result["bytes_down"])
     console.print(f"sent      {up} up, {down} down, {format_flops(result['flops'])} on devices")
     console.print(f"time      {result['seconds']:.1f} s for {result['rounds']} rounds")

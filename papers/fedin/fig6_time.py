@@ -1,0 +1,41 @@
+"""FedIN, Figure 6: accuracy against wall time, for each method.
+
+    python papers/fedin/fig6_time.py [--scale mini]
+
+Reads the runs of `table2.toml` under `runs/papers/` and writes `fig6_time.SCALE.svg`. Time is that
+of training on one core; evaluations are counted too, so rows with many models have a little more.
+Lines are means over seeds, bands reach from the lowest to the highest.
+"""
+
+from itertools import accumulate
+
+import numpy as np
+import shared
+from matplotlib import pyplot
+
+
+def main() -> None:
+    """Draw the figure."""
+    scale = shared.scale(__doc__, "mini")
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for number, (row, seeds) in enumerate(shared.histories("table2", scale).items()):
+        curves = []
+        for rounds in seeds:
+            clock = accumulate(line["seconds"] for line in rounds)
+            pairs = zip(clock, rounds, strict=True)
+            curves.append([(t / 60, 100 * r["accuracy"]) for t, r in pairs if "accuracy" in r])
+        shortest = min(map(len, curves))
+        minutes, accuracy = np.moveaxis(np.array([curve[:shortest] for curve in curves]), -1, 0)
+        colour = shared.COLOURS[number]
+        axes.plot(minutes.mean(0), accuracy.mean(0), color=colour, label=row)
+        spread = (accuracy.min(0), accuracy.max(0))
+        axes.fill_between(minutes.mean(0), *spread, color=colour, alpha=0.15, lw=0)
+    axes.set_xlabel("minutes on one core")
+    axes.set_ylabel("accuracy %, mean over devices")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    shared.save(figure, shared.HERE / f"fig6_time.{scale}.svg")
+
+
+if __name__ == "__main__":
+    main()

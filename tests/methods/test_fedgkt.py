@@ -1,0 +1,238 @@
+"""FedGKT: what is told and what stays, the server's training, and a whole run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sizewise import config as configs
+from sizewise import preview, rng, session
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Partition
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.site import Site
+from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
+from sizewise.fleet import Device
+from sizewise.methods.fedgkt import FEATURES, LABELS, LOGITS, FedGKT
+from sizewise.plan import Update
+from sizewise.state import State
+from sizewise.task import Task
+
+SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
+DEVICES = [Device(number, "any") for number in range(3)]
+
+MakeSite = Callable[..., Site]
+
+
+@pytest.fixture
+def make_site(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
+    """Return a maker of sites: a shallow model on devices, a deep one on the server."""
+
+    def make(options: dict[str, Any] | None = None, **recipe: Any) -> Site:
+        task = make_task(DEEP, {}, **{"norm": "tracked", **recipe})
+        chosen = {"client": SHALLOW, "server_epochs": 2, **(options or {})}
+        return Site(FedGKT(task, FedGKT.Options(**chosen)), dataset, partition)
+
+    return make
+
+
+def do_round(
+    site: Site, state: State, round_index: int, devices: list[Device] = DEVICES
+) -> tuple[State, list[Update]]:
+    """Train devices, check what they tell, let the server train and the devices remember."""
+    method = site.method
+    plans = [method.plan(state, device, round_index) for device in devices]
+    updates: list[Update] = []
+    for update in LocalEngine(site).train(state, plans):
+        assert isinstance(update, Update), update
+        method.check(state, update)
+        updates.append(update)
+    merged = method.merge(state, updates)
+    kept = {**state.devices, **{u.plan.device: u.memory for u in updates}}
+    return replace(merged, devices=kept), updates
+
+
+def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(make_site: MakeSite) -> None:
+    site = make_site()
+    method: Any = site.method
+    state, updates = do_round(site, method.setup(), 0)
+    for update in updates:
+        rows = site.partition.shard(update.plan.device)
+        assert update.tensors == {}
+        assert set(update.shared) == {FEATURES, LOGITS, LABELS}
+        assert torch.equal(update.shared[LABELS], site.dataset.train_labels[rows])
+        model: Any = method.build(method.small)
+        model.load_state_dict(update.memory)
+        images = site.transform(site.dataset.train_images[rows], None)
+        features = model.eval().stem(images)
+        torch.testing.assert_close(update.shared[FEATURES], features)
+        torch.testing.assert_close(update.shared[LOGITS], model(images))
+    assert {name.partition(".")[0] for name in state.tensors} == {"blocks", "head"}
+    assert "blocks.2.0.weight" in state.tensors
+
+
+def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_site: MakeSite) -> None:
+    """A slow reference: one pass after the other over the joined samples."""
+    site = make_site(batch=7, lr=0.02, weight_decay=1e-3)
+    method: Any = site.method
+    before = method.setup()
+    state, updates = do_round(site, before, 0)
+    features, labels = (
+        torch.cat([update.shared[name] for update in updates]) for name in (FEATURES, LABELS)
+    )
+    model = method.build(method.main)
+    model.load_state_dict(before.tensors)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.9, weight_decay=1e-3)
+    generator = rng.torch_generator(0, "server", 0)
+    answers = torch.zeros(30, 3)
+    for _ in range(2):
+        order = torch.randperm(30, generator=generator)
+        for rows in (order[:8], order[8:16], order[16:23], order[23:]):
+            optimizer.zero_grad()
+            logits = model(features[rows])
+            F.cross_entropy(logits, labels[rows]).backward()
+            optimizer.step()
+            answers[rows] = logits.detach()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(state.tensors[name], tensor)
+    for number, rows in enumerate(torch.split(answers, [5, 10, 15])):
+        torch.testing.assert_close(state.memory[f"{LOGITS}/{number}"], rows)
+
+
+def test_devices_learn_from_the_answers_from_their_second_round_on(make_site: MakeSite) -> None:
+    site = make_site()
+    method = site.method
+    state, _ = do_round(site, method.setup(), 0, DEVICES[:2])
+    plans = [method.plan(state, device, 1) for device in DEVICES]
+    assert [plan.stages[0].name for plan in plans] == ["distil", "distil", "local"]
+    assert torch.equal(method.parcel(state, plans[0])[LOGITS], state.memory[f"{LOGITS}/0"])
+    assert method.parcel(state, plans[2]) == {}
+    taught = site.train(state, plans[0])
+    untaught = site.train(state, plans[0], {})
+    assert isinstance(taught, Update)
+    assert isinstance(untaught, Update)
+    assert taught.loss > untaught.loss  # A distance is added to the cross entropy.
+    # A device that is not asked keeps its answers.
+    later, _ = do_round(site, state, 1, DEVICES[1:])
+    assert torch.equal(later.memory[f"{LOGITS}/0"], state.memory[f"{LOGITS}/0"])
+    assert not torch.equal(later.memory[f"{LOGITS}/1"], state.memory[f"{LOGITS}/1"])
+
+
+def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_site: MakeSite) -> None:
+    state = make_site().method.setup()
+    assert make_site().method.merge(state, []) is state
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda told: {**told, LABELS: told[LABELS] + 5}, "'labels' holds numbers outside 0 to 2"),
+        (lambda told: {**told, LABELS: told[LABELS] - 5}, "'labels' holds numbers outside 0 to 2"),
+        (lambda told: {**told, LABELS: told[LABELS].float()}, "'labels' is torch.float32"),
+        (lambda told: {**told, FEATURES: told[FEATURES][:2]}, "'features' is .* of shape"),
+        (lambda told: {**told, LOGITS: told[LOGITS] * float("nan")}, "not finite"),
+        (lambda told: {FEATURES: told[FEATURES]}, "was asked for and did not come"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make_site: MakeSite, damage: Any, reason: str) -> None:
+    site = make_site()
+    state, updates = do_round(site, site.method.setup(), 0)
+    with pytest.raises(UpdateRefused, match=reason):
+        site.method.check(state, replace(updates[1], shared=damage(updates[1].shared)))
+
+
+def test_clipping_and_noise_blur_features_and_logits(make_site: MakeSite) -> None:
+    site = make_site({"clip": 0.25})
+    _, updates = do_round(site, site.method.setup(), 0)
+    for update in updates:
+        for name in (FEATURES, LOGITS):
+            assert float(update.shared[name].norm(dim=1).max()) <= 0.25 + 1e-6
+    noisy = make_site({"noise": 0.5})
+    _, others = do_round(noisy, noisy.method.setup(), 0)
+    _, plain = do_round(make_site(), make_site().method.setup(), 0)
+    added = others[2].shared[FEATURES] - plain[2].shared[FEATURES]
+    assert 0.3 < float(added.std()) < 0.7
+    assert torch.equal(others[2].shared[LABELS], plain[2].shared[LABELS])
+
+
+def test_predicted_bytes_hold_what_a_step_needs(make_site: MakeSite) -> None:
+    site = make_site(momentum=0.9)
+    state, _ = do_round(site, site.method.setup(), 0)
+    plan = site.method.plan(state, DEVICES[2], 1)
+    assert plan.predicted is not None
+    update = site.train(state, replace(plan, budget=plan.predicted))
+    assert isinstance(update, Update), update
+    assert update.peak_bytes == plan.predicted
+    assert "out of budget" in str(site.train(state, replace(plan, budget=plan.predicted - 1)))
+    with pytest.raises(BudgetTooSmall):
+        site.method.plan(state, replace(DEVICES[2], memory=plan.predicted - 1), 1)
+
+
+# ---- a whole run
+
+TABLES: dict[str, Any] = {
+    "rounds": 3,
+    "model": {"name": DEEP},
+    "data": {"train_limit": 90, "test_limit": 40},
+    "fleet": {"devices": 3, "per_round": 3},
+    "method": {"name": "fedgkt", "client": SHALLOW, "server_epochs": 2},
+    "recipe": {"batch": 8, "eval_batch": 20},
+}
+
+
+def trained(path: Path, **tables: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    with session.started(configs.from_dict({**TABLES, **tables}), path / "run") as federation:
+        result = federation.run()
+    lines = (path / "run/updates.jsonl").read_text().splitlines()
+    return result, [json.loads(line) for line in lines]
+
+
+def test_devices_are_evaluated_with_and_without_the_server(tmp_path: Path) -> None:
+    result, lines = trained(tmp_path)
+    alone = [f"device {number}" for number in range(3)]
+    together = [f"{name} with server" for name in alone]
+    assert list(result["sizes"]) == alone + together
+    expected = sum(result["sizes"][name] for name in together) / 3
+    assert result["accuracy"] == pytest.approx(expected)
+    up = 30 * (6 * 4 + 10 * 4 + 8)
+    assert [line["bytes_up"] for line in lines] == [up] * 9
+    assert [line["bytes_down"] for line in lines] == [0] * 3 + [30 * 10 * 4] * 6
+    row = preview.rows(configs.from_dict(TABLES))[0]
+    assert (row["bytes_up"], row["bytes_down"]) == (up, 30 * 10 * 4)
+
+
+def test_with_its_server_it_learns(tmp_path: Path) -> None:
+    data = {"train_limit": 600, "test_limit": 200}
+    recipe = {**TABLES["recipe"], "batch": 16, "lr": 0.05, "eval_batch": 200, "eval_every": 8}
+    result, _ = trained(tmp_path, data=data, recipe=recipe, rounds=8)
+    assert result["accuracy"] > 0.4
+
+
+def test_workers_do_not_change_a_bit(tmp_path: Path) -> None:
+    one, _ = trained(tmp_path / "one")
+    two, _ = trained(tmp_path / "two", engine={"workers": 2})
+    assert (one["state_sha256"], one["sizes"]) == (two["state_sha256"], two["sizes"])
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        ({"method": {"name": "fedgkt", "client": OTHER}}, "gives features of shape .8,."),
+        ({"method": {"name": "fedgkt", "client": SHALLOW, "server_epochs": 0}}, "at least 1"),
+        ({"method": {"name": "fedgkt", "client": SHALLOW, "temperature": 0.0}}, "must be positive"),
+        ({"recipe": {"norm": "per_submodel"}}, "use 'batch', 'sbn' or 'tracked'"),
+        ({"recipe": {"eval_memory": "1MB"}}, "leave them out"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_folder_is_made(
+    tmp_path: Path, tables: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        trained(tmp_path, **tables)
+    assert not (tmp_path / "run").exists()
