@@ -89,7 +89,7 @@ def _draw(curves: Sequence[Curve], cost: str, width: float) -> Drawing:
         drawing.add(Line(((left, y(mark)), (right, y(mark))), "rule"))
         drawing.add(Text(left - 6, y(mark) + 4, scales.percent(mark), "muted", 11, "end"))
     below = scales.inside(scales.ticks(0, highest / size, 4 if narrow else 7), highest / size)
-    for mark in below:
+    for mark in (mark for mark in below if mark >= lowest):
         drawing.add(Text(x(mark), bottom + 18, scales.number(mark), "muted", 11, "middle"))
     axis = f"{COSTS[cost]}{f', {name}' if name else ''}"
     drawing.add(Text(right, height - 5, axis, "muted", 11, "end"))
@@ -105,12 +105,9 @@ def _draw(curves: Sequence[Curve], cost: str, width: float) -> Drawing:
         final = one.mean[-1]
         drawing.add(Dot(xs[-1], y(final), 3.2, colour, title=f"{one.name}: {final:.1%}"))
         if not narrow:
-            if cost not in ("round",) and xs[-1] < right - 20:
-                drawing.add(
-                    Line(
-                        ((xs[-1] + 5, y(final)), (right + 4, places[number] - 4)), "rule", 1, (2, 3)
-                    )
-                )
+            if xs[-1] < right - 20:  # A dotted line leads to the name.
+                ends = ((xs[-1] + 5, y(final)), (right + 4, places[number] - 4))
+                drawing.add(Line(ends, "rule", 1, (2, 3)))
             words = f"{shortened(one.name, label - 50)} {100 * final:.1f}"
             drawing.add(Text(right + 8, places[number] + 1, words, colour, 12.5, bold=True))
     return drawing

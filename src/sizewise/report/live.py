@@ -7,6 +7,7 @@ from types import TracebackType
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from sizewise.comparison import Job, Outcome
@@ -52,7 +53,7 @@ class LiveTable:
         """Return the table."""
         cells = {job.folder: "[dim]waiting[/]" for job in self._jobs}
         cells |= {job.folder: _under_way(job) for job in running}
-        cells |= {outcome.job.folder: _ended(outcome) for outcome in done}
+        cells |= {outcome.job.folder: escape(_ended(outcome)) for outcome in done}
         seeds = list(dict.fromkeys(job.seed for job in self._jobs))
         table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=f"{len(done)} of {len(cells)} done")
         table.add_column("")

@@ -88,7 +88,7 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def show_export(facts: Mapping[str, Any]) -> None:
     """Print what was exported."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"size      {facts['size']}, {facts['parameters']:,} parameters")
     console.print(f"{facts['metric']:<9} {facts['accuracy']:.1%}, measured on what was written")
     samples = "one sample" if facts["batch"] == 1 else f"a batch of {facts['batch']}"
@@ -106,7 +106,7 @@ def show_comparison(rows: Sequence[Row], folder: Path) -> None:
     table.add_column("", no_wrap=True)
     for column in chosen:
         table.add_column(column.head, justify="right")
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     for row in rows:
         table.add_row(row.name, *(cells(row, chosen) if row.accuracy else ["-"] * len(chosen)))
     console.print(table)
