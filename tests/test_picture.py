@@ -27,7 +27,7 @@ def parts(task: Task, method: str, plan: Plan | None = None) -> dict[str, tuple[
     made = methods.find(method)(task)
     state = made.setup()
     plan = plan or made.plan(state, Device(0, "a", task.budgets[0]), 0)
-    found = picture.parts(made, state, plan)
+    found = picture.parts(made, state, plan, picture.full_shapes(made))
     return {part["name"]: (part["width"], part["stages"]) for part in found}
 
 

@@ -1,7 +1,9 @@
 """What a plan trains, part by part of the model: what a report draws."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from sizewise.errors import ModelError
 from sizewise.method import Method
@@ -9,12 +11,25 @@ from sizewise.plan import Plan
 from sizewise.state import State
 from sizewise.training import learns
 
+Shapes = Mapping[str, torch.Size]
 
-def parts(method: Method, state: State, plan: Plan) -> list[dict[str, Any]]:
+
+def full_shapes(method: Method) -> Shapes:
+    """Return the shapes of the model that was asked for; the server's own may be a narrow one."""
+    return {name: tensor.shape for name, tensor in method.task.build().state_dict().items()}
+
+
+def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[str, Any]]:
     """Return the model's parts in order: how much of each a device holds, and when it learns.
 
     Parts are the stem, the blocks and the head; in a model that has no such parts, its children.
     Other tensors of the server, such as heads of their own after some block, come last.
+
+    Args:
+        method: The method.
+        state: The server's state.
+        plan: What the device does.
+        full: What `full_shapes` gives.
 
     Returns:
         For each part its `name`, its `width` (the share of its channels that the device holds, 0 if
@@ -27,8 +42,6 @@ def parts(method: Method, state: State, plan: Plan) -> list[dict[str, Any]]:
     learning: dict[str, set[int]] = {part: set() for part in ordered}
     learnable = {name for name, _ in copy.module.named_parameters()}
     stages = [copy.actual(stage) for stage in plan.stages]
-    # Of the model that was asked for: the server's own may be a narrow one.
-    full = {name: tensor.shape for name, tensor in method.task.build().state_dict().items()}
     for local, slot in view.items():
         if local not in learnable or slot.name not in names:
             continue

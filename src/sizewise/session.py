@@ -173,7 +173,10 @@ def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) ->
     identity = {"data_sha256": dataset.fingerprint()}
     described = folder.path / "partition.json"
     if not folder.partition.exists():
-        facts = {"plan.json": preview.rows_of(setting), "environment.json": environment()}
+        facts = {
+            "plan.json": preview.rows_of(setting, wishes=False),
+            "environment.json": environment(),
+        }
         for name, content in facts.items():
             checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
         counts = partitions.summary(setting.partition, *dataset.strata)
