@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizewise.report.chart import apart
-from sizewise.report.scales import Scale, ticks, unit
+from sizewise.report.scales import Scale, rounds, ticks, unit
 
 
 def test_ticks_are_round() -> None:
@@ -23,6 +23,12 @@ def test_ticks_cover_the_data(low: float, length: float, about: int) -> None:
     assert marks[0] <= low + slack
     assert marks[-1] >= low + length - slack
     assert 2 <= len(marks) <= about + 3
+
+
+def test_rounds_are_whole() -> None:
+    assert rounds(3, 7) == [0, 1, 2, 3]
+    assert rounds(20, 4) == [0, 5, 10, 15, 20]
+    assert rounds(1, 4) == [0, 1]
 
 
 def test_a_scale_is_a_line() -> None:

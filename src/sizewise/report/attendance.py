@@ -98,7 +98,7 @@ def _draw(rows: dict[str, Run], width: float) -> Drawing:
             tint = "bad" if refused and not trained else "ink"
             drawing.add(Text(width, y + 18, words, tint, 12, "end"))
             y += step
-    for mark in scales.inside(scales.ticks(0, rounds, 4 if narrow else 8), rounds):
+    for mark in scales.rounds(rounds, 4 if narrow else 8):
         at = x(max(mark - 1, 0) / together + 0.5)
         if mark:
             drawing.add(Text(at, height - 18, scales.number(mark), "muted", 11, "middle"))

@@ -88,7 +88,10 @@ def _draw(curves: Sequence[Curve], cost: str, width: float) -> Drawing:
     for mark in marks:
         drawing.add(Line(((left, y(mark)), (right, y(mark))), "rule"))
         drawing.add(Text(left - 6, y(mark) + 4, scales.percent(mark), "muted", 11, "end"))
-    below = scales.inside(scales.ticks(0, highest / size, 4 if narrow else 7), highest / size)
+    about = 4 if narrow else 7
+    below = scales.inside(scales.ticks(0, highest / size, about), highest / size)
+    if cost == "round":
+        below = scales.rounds(int(highest), about)
     for mark in (mark for mark in below if mark >= lowest):
         drawing.add(Text(x(mark), bottom + 18, scales.number(mark), "muted", 11, "middle"))
     axis = f"{COSTS[cost]}{f', {name}' if name else ''}"

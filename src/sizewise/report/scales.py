@@ -38,6 +38,11 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
+def rounds(last: int, about: int) -> list[float]:
+    """Return round numbers of rounds to mark, up to the last one."""
+    return [value for value in inside(ticks(0, last, about), last) if value == int(value)]
+
+
 def inside(values: Sequence[float], high: float) -> list[float]:
     """Return the ticks up to a value, for an axis that ends where the data ends."""
     return [value for value in values if value <= high * (1 + 1e-9)]

@@ -84,10 +84,16 @@ class Column:
     cell: Callable[[Row], str]
 
 
+_FLOPS = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
+
+
 def columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns that these rows have something to say in."""
     sized = any(row.worst is not None for row in rows)
     refusing = any(row.refused for row in rows)
+    work = max((row.flops for row in rows), default=0.0)
+    unit, size = next((u for u in _FLOPS if work >= u[1]), _FLOPS[-1])
+    brief = max((row.seconds for row in rows), default=0.0) < 120
     found = [
         Column("accuracy %", _accuracy),
         Column("by seed", lambda row: " ".join(f"{100 * score:.1f}" for score in row.accuracy)),
@@ -95,9 +101,11 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("refused", lambda row: f"{row.refused:,.0f}") if refusing else None,
         Column("steps", lambda row: f"{row.steps:,.0f}"),
         Column("sent MB", lambda row: f"{row.sent / 1e6:,.1f}"),
-        Column("TFLOP", lambda row: f"{row.flops / 1e12:,.3g}"),
+        Column(unit, lambda row: f"{row.flops / size:,.3g}"),
         Column("peak MB", lambda row: f"{row.peak / 1e6:.2f}"),
-        Column("minutes", lambda row: f"{row.seconds / 60:.1f}"),
+        Column("seconds", lambda row: f"{row.seconds:.0f}")
+        if brief
+        else Column("minutes", lambda row: f"{row.seconds / 60:.1f}"),
     ]
     return [column for column in found if column is not None]
 
