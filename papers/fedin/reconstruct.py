@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise import config, rng, session
+from sizewise.disclosure import Blur
 from sizewise.engines.site import Site
 from sizewise.methods.fedin import EARLY, FedIN
 from sizewise.plan import Update
@@ -83,7 +84,13 @@ def originals(site: Site) -> Tensor:
     return site.transform(site.dataset.train_images[last], None)
 
 
-def attack(stem: nn.Module, features: Tensor, shape: tuple[int, ...], bounds: Tensor) -> Tensor:
+def attack(
+    stem: nn.Module,
+    features: Tensor,
+    shape: tuple[int, ...],
+    bounds: Tensor,
+    clip: float | None = None,
+) -> Tensor:
     """Return images (B, C, H, W) whose features are as given, as far as there are such.
 
     Args:
@@ -91,16 +98,18 @@ def attack(stem: nn.Module, features: Tensor, shape: tuple[int, ...], bounds: Te
         features: What the device shared, (B, ...).
         shape: Shape of an image.
         bounds: The darkest and the brightest value of each channel, (2, C, 1, 1).
+        clip: How devices clip what they share: everybody knows that, so the guess is clipped too.
     """
+    blur, unused = Blur(clip), torch.Generator()
     guess = bounds.mean(0).expand(len(features), *shape).clone()
     guess += 0.1 * torch.randn(guess.shape, generator=torch.Generator().manual_seed(0))
     guess.requires_grad_()
-    optimizer = torch.optim.Adam([guess], 0.05)
+    optimizer = torch.optim.Adam([guess], 0.1)
     for _ in range(STEPS):
         optimizer.zero_grad()
         image = guess.clamp(bounds[0], bounds[1])
         rough = image.diff(dim=2).abs().mean() + image.diff(dim=3).abs().mean()
-        loss = F.mse_loss(stem(image), features) + 0.002 * rough
+        loss = F.mse_loss(blur.blur(stem(image), unused), features) + 0.002 * rough
         loss.backward()
         optimizer.step()
     return guess.detach().clamp(bounds[0], bounds[1])
@@ -117,7 +126,7 @@ def main() -> None:
     scale = site.transform._scale, site.transform._shift
     bounds = torch.stack([scale[1], 255 * scale[0] + scale[1]])
     spread = float((bounds[1] - bounds[0]).mean())
-    rows = {"original": truth}
+    rows, signals = {"original": truth}, dict[float | None, float]()
     lines = ["| | error of a pixel, % | recognised | signal to noise |", "|---|---|---|---|"]
     for name, options in SETTINGS.items():
         method = FedIN(site.method.task, FedIN.Options(**options))
@@ -126,14 +135,17 @@ def main() -> None:
         sent = {n.removeprefix("stem."): t for n, t in update.tensors.items() if n[:5] == "stem."}
         stem.load_state_dict(sent)  # type: ignore[union-attr]
         features = update.shared[EARLY]
-        found = attack(stem, features, site.dataset.shape, bounds)  # type: ignore[arg-type]
+        clip = options.get("clip")
+        found = attack(stem, features, site.dataset.shape, bounds, clip)  # type: ignore[arg-type]
         rows[name] = found
         error = float((found - truth).abs().mean()) / spread
         apart = torch.cdist(found.flatten(1), everything.flatten(1))
         own = torch.cdist(found.flatten(1), truth.flatten(1)).diagonal()
         right = int((apart.min(1).values >= own - 1e-4).sum())
-        signal = float(features.std())
-        ratio = f"{signal / options['noise']:.2f}" if "noise" in options else "no noise"
+        if name in ("plain", "clip 8"):
+            signals[clip] = float(features.std())
+        noise = options.get("noise")
+        ratio = "no noise" if noise is None else f"{signals[clip] / noise:.2f}"
         lines.append(f"| {name} | {100 * error:.1f} | {right} of {BATCH} | {ratio} |")
     figure, panels = pyplot.subplots(
         len(rows), SHOWN, figsize=(SHOWN * 0.9, len(rows)), layout="constrained"

@@ -72,14 +72,18 @@ class EngineConfig:
         enforce: Hold every training step to its device's budget. Otherwise only the first steps of
             each kind of work are metered, which is enough unless a model's appetite depends on
             its data; costs 7 to 18 % of the speed.
+        save_every: Make a checkpoint after every so many rounds, and after the last. A crash loses
+            at most so many rounds; with large models, writing can take longer than training.
     """
 
     workers: int = 1
     enforce: bool = False
+    save_every: int = 1
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"engine.workers must be at least 1, not {self.workers}")
+        for name in ("workers", "save_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

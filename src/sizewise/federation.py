@@ -61,7 +61,7 @@ class Federation:
     def round(
         self, state: State, totals: Totals, round_index: int
     ) -> tuple[State, Totals, dict[str, Any]]:
-        """Do one round and make it durable."""
+        """Do one round, and make it durable if that is due."""
         start, log = time.perf_counter(), RoundLog()
         plans = list(self.plans(state, round_index, log))
         state = self.method.merge(state, self.updates(state, plans, log))
@@ -71,9 +71,7 @@ class Federation:
         lasted = self.clock.round(entry.get("device_seconds") for entry in log.lines)
         if lasted is not None:
             line["device_seconds"] = lasted
-        if (round_index + 1) % self.config.recipe.eval_every == 0 or (
-            round_index + 1 == self.config.rounds
-        ):
+        if self.due(round_index, self.config.recipe.eval_every):
             scores = self.engine.evaluate(state)
             accuracy, sizes = self.rated(scores)
             totals = replace(totals, accuracy=accuracy, sizes=sizes)
@@ -83,8 +81,13 @@ class Federation:
         totals = replace(totals, rounds=round_index + 1, seconds=totals.seconds + seconds)
         line["seconds"] = seconds
         self.folder.log(log.lines, line)
-        self.folder.save(state, totals)
+        if self.due(round_index, self.config.engine.save_every):
+            self.folder.save(state, totals)
         return state, totals, line
+
+    def due(self, round_index: int, every: int) -> bool:
+        """Return whether something that is done every so many rounds, and at the end, is due."""
+        return (round_index + 1) % every == 0 or round_index + 1 == self.config.rounds
 
     def rated(self, scores: Mapping[str, Score]) -> tuple[float, dict[str, float]]:
         """Return the one figure to show for a run, and the metric of each deployed size.

@@ -50,6 +50,13 @@ def folder(name: str) -> Path:
         ) from None
 
 
+def described(name: str | None) -> Path | None:
+    """Return the folder that tells more about weights; None for a bare file, and for no weights."""
+    if name is None or name.endswith(".safetensors") or Path(name).expanduser().is_file():
+        return None
+    return folder(name)
+
+
 def load(name: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict, by name.
 

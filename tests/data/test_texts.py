@@ -50,12 +50,14 @@ def test_sentences_with_classes(tmp_path: Path, tokenizer: str) -> None:
 
 def test_pairs_with_scores(tmp_path: Path, tokenizer: str) -> None:
     features = {"sentence1": TEXT, "sentence2": TEXT, "label": datasets.Value("float32")}
-    rows = {"sentence1": ["good"], "sentence2": ["bad film"], "label": [2.5]}
+    texts = {"sentence1": ["good", "bad"], "sentence2": ["bad film", "film"]}
+    rows = {**texts, "label": [4.0, 1.0]}
     found = load(
         write_parquet(tmp_path / "pairs", features, train=rows, validation=rows), tokenizer
     )
-    assert found.train_images.tolist() == [[2, 4, 3, 5, 6, 3]]
-    assert (found.train_labels.dtype, found.train_labels.tolist()) == (torch.float32, [2.5])
+    assert found.train_images.tolist() == [[2, 4, 3, 5, 6, 3], [2, 5, 3, 6, 3, 0]]
+    # In units of the training set's mean and deviation.
+    assert (found.train_labels.dtype, found.train_labels.tolist()) == (torch.float32, [1.0, -1.0])
     assert (found.target, found.metric, found.classes) == ("score", "pearson", 1)
 
 

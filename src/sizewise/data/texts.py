@@ -65,10 +65,9 @@ def tokenizer_file(name: str) -> Path:
 
 def own_tokenizer(weights: str | None) -> str | None:
     """Return the tokenizer that comes with published weights, if one does."""
-    if weights is None or weights.endswith(".safetensors") or Path(weights).expanduser().is_file():
-        return None
-    path = pretrained.folder(weights) / "tokenizer.json"
-    return str(path) if path.is_file() else None
+    place = pretrained.described(weights)
+    path = place and place / "tokenizer.json"
+    return str(path) if path and path.is_file() else None
 
 
 def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | None:
@@ -126,6 +125,10 @@ def encode(
     tokens.enable_padding(length=length, **_padding(name, tokens))
     train_ids, train_labels = _read(splits["train"], columns, tokens)
     test_ids, test_labels = _read(splits[test], columns, tokens)
+    if columns.target == "score":
+        # As images are normalised: else training would first have to find the mean.
+        mean, deviation = train_labels.mean(), train_labels.std(correction=0).clamp(min=1e-6)
+        train_labels, test_labels = ((s - mean) / deviation for s in (train_labels, test_labels))
     names = columns.names
     if columns.target == "class" and not names:
         names = tuple(map(str, range(int(train_labels.max()) + 1)))

@@ -9,7 +9,7 @@ attend to. The head is always new, as in RoBERTa: a dense layer, tanh, and a cla
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -166,10 +166,11 @@ def encoder(
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
     if dropout >= 0:
         given |= dict.fromkeys(rates, dropout)
-    if weights is None:
+    place = pretrained.described(weights)
+    if place is None:
         config = AutoConfig.for_model(kind, vocab_size=vocabulary, **given)
     else:
-        config = AutoConfig.from_pretrained(pretrained.folder(weights), **given)
+        config = AutoConfig.from_pretrained(place, **given)
     pad = config.pad_token_id or 0
     # RoBERTa and its kind number positions from behind the id of padding.
     room = config.max_position_embeddings - (pad + 1 if pad else 0)
@@ -178,7 +179,7 @@ def encoder(
             f"it knows {config.vocab_size:,} tokens and texts of {room}, and the data has "
             f"{vocabulary:,} and {tokens}; use its own tokenizer, and lower data.max_tokens"
         )
-    make: Callable[..., nn.Module] = AutoModel.from_config
+    make: Any = AutoModel.from_config
     library = make(config, attn_implementation="eager")
     known = {name for name, _ in library.named_modules()}
     path = next((p for p in ("encoder.layer", "transformer.layer") if p in known), None)
@@ -187,7 +188,7 @@ def encoder(
             f"{type(library).__name__} has no embeddings and layers where BERT has them; "
             "use a BERT, RoBERTa, DistilBERT or one of their kind"
         )
-    two = weights is not None and getattr(config, "type_vocab_size", 1) > 1
+    two = getattr(config, "type_vocab_size", 1) > 1
     stem = Embedding(library.embeddings, pad, _separator(weights) if two else None)
     blocks = [Layer(layer) for layer in library.get_submodule(path)]
     rate = float(getattr(config, "hidden_dropout_prob", getattr(config, "dropout", 0.0)))
@@ -218,7 +219,7 @@ def _head(hidden: int, classes: int, tags: bool, pooling: str, dropout: float) -
 
 
 @cache
-def _separator(weights: str) -> int | None:
+def _separator(weights: str | None) -> int | None:
     """Return the id of the token that ends a sentence, from the encoder's own tokenizer."""
     from sizewise.data.texts import (  # Needs `tokenizers`, which an encoder may not.
         own_tokenizer,
