@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint bench docs lock clean
 
 # The lock pins versions; the extras in brackets say what to install.
 $(VENV)/core: pyproject.toml requirements.lock
@@ -31,6 +31,11 @@ lint: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
+
+docs: $(VENV)/dev
+	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
+	@echo docs/_build/contents.html
 
 lock:
 	$(BIN)/python tools/lock.py

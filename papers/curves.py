@@ -8,9 +8,7 @@ that are all called "METHOD, SETTING" get one line of panels for each setting.
 """
 
 import argparse
-import json
 import tomllib
-from itertools import accumulate
 from pathlib import Path
 
 import matplotlib
@@ -19,6 +17,9 @@ matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot
 from numpy.typing import NDArray
+
+from sizewise.comparison import folder_name
+from sizewise.report import records
 
 AXES = ("round", "MB sent, both ways", "TFLOP on devices")
 # Paul Tol's colour-blind safe colours, as in `sizewise.report.figures`.
@@ -30,14 +31,16 @@ Curves = NDArray[np.float64]
 
 def read(folder: Path) -> Curves:
     """Return a run's evaluations, (evaluations, 4)."""
-    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    sent = accumulate(line["bytes_up"] + line["bytes_down"] for line in lines)
-    work = accumulate(line["flops"] for line in lines)
+    (run,) = records.read([folder])
     return np.array(
         [
-            (100 * line["accuracy"], line["round"], total / 1e6, flops / 1e12)
-            for line, total, flops in zip(lines, sent, work, strict=True)
-            if "accuracy" in line
+            (
+                100 * point.accuracy,
+                point.costs["round"],
+                point.costs["sent"] / 1e6,
+                point.costs["flops"] / 1e12,
+            )
+            for point in run.points
         ]
     )
 
@@ -46,10 +49,8 @@ def collect(folder: Path, rows: list[str], seeds: list[int]) -> dict[str, Curves
     """Return the curves of the rows that have runs, cut to the shortest of their seeds."""
     found = {}
     for row in rows:
-        name = row.replace(" ", "_").replace("/", "_")
-        paths = [folder / f"{name}-{seed}" for seed in seeds]
+        paths = [folder / folder_name(row, seed) for seed in seeds]
         runs = [read(path) for path in paths if (path / "history.jsonl").exists()]
-        runs = [run for run in runs if len(run)]
         if runs:
             shortest = min(map(len, runs))
             found[row] = np.stack([run[:shortest] for run in runs])

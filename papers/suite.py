@@ -13,17 +13,14 @@ the suite; the folders of the runs, with all their logs, stay under `runs/papers
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-Result = dict[str, Any]
+from sizewise import comparison, config
+from sizewise.report import live, summary
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -44,60 +41,6 @@ def inline(value: Any) -> str:
     return json.dumps(value)
 
 
-def run(settings: list[str], folder: Path) -> Result:
-    """Return the result of one run; an interrupted one goes on where it stopped."""
-    result = folder / "result.json"
-    if not result.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        sizewise = [sys.executable, "-m", "sizewise.cli"]
-        if (folder / "config.toml").exists():
-            command = [*sizewise, "resume", str(folder), "--json"]
-        else:
-            sets = [part for setting in settings for part in ("--set", setting)]
-            command = [*sizewise, "run", "--out", str(folder), "--json", *sets]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode:
-            raise SystemExit(f"{folder}: {done.stderr[-2000:]}")
-    lines = (folder / "updates.jsonl").read_text().splitlines()
-    steps = sum(json.loads(line).get("steps", 0) for line in lines)
-    found: Result = json.loads(result.read_text())
-    return {**found, "steps": steps, "run_dir": folder.name}
-
-
-def table(rows: Mapping[str, list[Result]]) -> str:
-    """Return a Markdown table: one line a row, means over the seeds and every seed's accuracy.
-
-    Where several sizes are deployed, their worst and average accuracies are shown as well.
-    """
-    sized = any(len(result["sizes"]) > 1 for results in rows.values() for result in results)
-    heads = ["accuracy %", "by seed", *(["worst / average"] if sized else []), "steps"]
-    heads += ["sent MB", "TFLOP", "largest peak MB", "minutes"]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for name, results in rows.items():
-        percent = [100 * result["accuracy"] for result in results]
-        mean = {
-            key: statistics.fmean(result[key] for result in results)
-            for key in ("steps", "bytes_up", "bytes_down", "flops", "seconds")
-        }
-        peak = max(max(p or 0 for p in result["peak_bytes"].values()) for result in results)
-        by_seed = " ".join(f"{value:.1f}" for value in percent)
-        lines.append(
-            f"| {name} | {statistics.fmean(percent):.1f} | {by_seed} "
-            f"{f'| {_worst_and_average(results)} ' if sized else ''}| {mean['steps']:,.0f} "
-            f"| {(mean['bytes_up'] + mean['bytes_down']) / 1e6:,.0f} | {mean['flops'] / 1e12:,.1f} "
-            f"| {peak / 1e6:.2f} | {mean['seconds'] / 60:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _worst_and_average(results: list[Result]) -> str:
-    """Return both, in percent, as means over the seeds."""
-    sizes = [list(result["sizes"].values()) for result in results]
-    worst = statistics.fmean(min(scores) for scores in sizes)
-    average = statistics.fmean(statistics.fmean(scores) for scores in sizes)
-    return f"{100 * worst:.1f} / {100 * average:.1f}"
-
-
 def main() -> None:
     """Run what is missing, then write results and table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -112,7 +55,7 @@ def main() -> None:
     name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
     known = suite.get("column", {"": {}})
     columns = scale.pop("columns", list(known))
-    rows = {
+    changed = {
         f"{row}, {column}" if column else row: (
             *(known[column], wider.get(column, {})),
             *(changes, special.get(row, {})),
@@ -120,21 +63,22 @@ def main() -> None:
         for column in columns
         for row, changes in suite["row"].items()
     }
-    rows = {n: changes for n, changes in rows.items() if not chosen.only or n in chosen.only}
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        # Seed by seed, so that a suite that is stopped early has whole columns.
-        common = [*flat(suite["base"]), *flat(scale)]
-        pending = {
-            (row, seed): pool.submit(
-                run,
-                [*common, *chain(*map(flat, changes)), f"seed={seed}"],
-                Path("runs/papers", name, f"{row}-{seed}".replace(" ", "_").replace("/", "_")),
-            )
-            for seed in seeds
-            for row, changes in rows.items()
-        }
-        results = {row: [pending[row, seed].result() for seed in seeds] for row in rows}
-    text = table(results)
+    rows = {
+        row: config.read(None, [*flat(suite["base"]), *flat(scale), *chain(*map(flat, changes))])
+        for row, changes in changed.items()
+        if not chosen.only or row in chosen.only
+    }
+    jobs = comparison.jobs(rows, seeds, Path("runs/papers", name))
+    with live.LiveTable(jobs) as shown:
+        outcomes = comparison.carry_out(jobs, chosen.jobs, shown.update)
+    for outcome in outcomes:
+        if outcome.result is None:
+            raise SystemExit(f"{outcome.job.folder}: {outcome.error}")
+    results: dict[str, list[dict[str, Any]]] = {row: [] for row in rows}
+    for outcome in outcomes:
+        found = {**(outcome.result or {}), "run_dir": outcome.job.folder.name}
+        results[outcome.job.row].append(found)
+    text = summary.markdown(comparison.summary_rows(outcomes))
     chosen.suite.with_suffix(f".{chosen.scale}.md").write_text(text)
     chosen.suite.with_suffix(f".{chosen.scale}.json").write_text(
         json.dumps(results, indent=1) + "\n"

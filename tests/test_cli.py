@@ -163,7 +163,7 @@ def test_the_installed_command_learns_to_read_digits(tmp_path: Path) -> None:
     assert result["accuracy"] > 0.9
     (run,) = (tmp_path / "runs").iterdir()
     assert result["run_dir"] == f"runs/{run.name}"
-    assert run.name.endswith("-fedavg-digits")
+    assert run.name.endswith("-fedepth-digits")
     assert config.load(run / "config.toml").engine.workers == 2
 
 
@@ -407,7 +407,7 @@ print(sorted({"torch", "numpy", "datasets", "sklearn", "matplotlib"} & sys.modul
 def test_names_and_help_are_shown_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    for command in ("run", "resume", "plan", "list"):
+    for command in ("run", "resume", "plan", "compare", "report", "export", "list"):
         assert f"  {command} " in done.stdout
 
 

@@ -98,11 +98,14 @@ def test_method_brings_recipe_defaults_and_the_user_wins() -> None:
 def test_no_file_is_the_embedded_default() -> None:
     config = load(None)
     assert (config.data.name, config.fleet.devices, config.rounds) == ("digits", 20, 20)
-    assert config.fleet.budgets == (6_000_000, 8_000_000, 12_000_000, 16_000_000)
+    assert config.fleet.budgets == (2_000_000, 3_000_000, 4_500_000, 7_000_000)
+    assert len(config.fleet.profiles) == 4
+    assert config.method.name == "fedepth"
 
 
 def test_overrides_are_toml_or_text() -> None:
-    overrides = ["recipe.lr=0.5", "data.partition = iid", "method.width=0.5", "seed=7"]
+    overrides = ["recipe.lr=0.5", "data.partition = iid", "seed=7"]
+    overrides += ["method.name=fedavg", "method.width=0.5"]
     config = load(None, [*overrides, "model.args.hidden=[3, 4]", "recipe.augment=flip"])
     assert config.recipe.lr == 0.5
     assert config.data.partition == "iid"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sizewise.anatomy import Anatomy, Staged, anatomy
+    from sizewise.api import FinishedRun, federate
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
     from sizewise.federation import Federation
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "anatomy": ("Anatomy", "Staged", "anatomy"),
+    "api": ("FinishedRun", "federate"),
     "config": ("Config",),
     "errors": ("BudgetTooSmall", "SizewiseError"),
     "federation": ("Federation",),
@@ -45,6 +47,7 @@ __all__ = [
     "CoverageMean",
     "Device",
     "Federation",
+    "FinishedRun",
     "Fleet",
     "Footprint",
     "Meter",
@@ -62,6 +65,7 @@ __all__ = [
     "Update",
     "View",
     "anatomy",
+    "federate",
     "predict",
 ]
 

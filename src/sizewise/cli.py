@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sizewise.errors import SizewiseError
+from sizewise.errors import ConfigError, SizewiseError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -35,9 +35,13 @@ ConfigFile = Annotated[
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value: recipe.lr=0.05.")
 ]
+Trackers = Annotated[
+    list[str], typer.Option("--track", help="tensorboard, wandb (offline) or mlflow; also several.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on stdout.")]
 
 INTERRUPTED = 130
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command()
@@ -45,23 +49,26 @@ def run(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    track: Trackers = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Train: one run, in a folder of its own."""
     from sizewise import config as configs
     from sizewise import session
 
-    _train(session.started(configs.load(config, overrides), out), as_json)
+    _train(session.started(configs.load(config, overrides), out), as_json, track)
 
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")], as_json: AsJson = False
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    track: Trackers = [],  # noqa: B006
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, from its last durable round."""
     from sizewise import session
 
-    _train(session.resumed(run_dir), as_json)
+    _train(session.resumed(run_dir), as_json, track)
 
 
 @app.command()
@@ -85,10 +92,128 @@ def plan(
         tables.show_plan(rows)
 
 
+@app.command()
+def compare(
+    config: ConfigFile = None,
+    methods: Annotated[
+        str, typer.Option(metavar="A,B,C", help="See `sizewise list methods`.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="One run of each method.")] = "0",
+    overrides: Overrides = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Folder of the comparison.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; default: cores.")] = CORES,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods under one protocol; what is done already is not run again."""
+    from sizewise import comparison
+    from sizewise import config as configs
+    from sizewise.report import live, tables
+
+    chosen = configs.read(config, overrides)
+    rows = comparison.by_method(chosen, _names(methods))
+    data = configs.from_dict(next(iter(rows.values()))).data.name
+    name = f"compare-{Path(data).name}-{comparison.identity(chosen)}"
+    folder = out or Path("runs") / name
+    wanted = comparison.jobs(rows, _numbers(seeds), folder)
+    try:
+        with live.LiveTable(wanted) as table:
+            outcomes = comparison.carry_out(wanted, jobs, table.update)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    found = comparison.save(folder, outcomes)
+    if any(outcome.result for outcome in outcomes):
+        _report([folder], folder / "report.html")
+    if as_json:
+        print(json.dumps({**found, "folder": str(folder)}))
+    else:
+        tables.show_comparison(comparison.summary_rows(outcomes), folder)
+    # A row without a device that can take part is a finding; anything else is a failure.
+    failed = [outcome.exit_code for outcome in outcomes if outcome.exit_code not in (0, 3)]
+    nobody = all(outcome.exit_code for outcome in outcomes)
+    if failed or nobody:
+        raise typer.Exit(failed[0] if failed else outcomes[0].exit_code)
+
+
+def _names(text: str) -> list[str]:
+    """Return the parts of a list on the command line, each once."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise ConfigError("--methods names what to compare, such as fedavg,heterofl,fedepth")
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--seeds takes whole numbers, such as 0,1,2, not {text!r}")
+    return [int(part) for part in parts]
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN_OR_COMPARISON...")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write figures as SVG, PDF and CSV.")
+    ] = None,
+) -> None:
+    """Make one HTML file of a run, of a comparison, or of several of them."""
+    from sizewise.report import page, records
+
+    place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    _report(folders, place)
+    if figures is not None:
+        page.save_figures(records.read(folders), figures)
+    print(place)
+
+
+def _report(folders: list[Path], out: Path) -> None:
+    from sizewise.report import page, records
+
+    text = page.html(records.read(folders), records.failures(folders))
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written to {str(out)!r}: {error}") from None
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    memory: Annotated[str | None, typer.Option(help="Bytes of inference, such as 20MB.")] = None,
+    size: Annotated[str | None, typer.Option(help="Or the name of a deployed size.")] = None,
+    kind: Annotated[
+        Literal["safetensors", "onnx", "torch"] | None, typer.Option("--format")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file: .safetensors, .onnx or .pt2 (torch.export).")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples that a device runs at a time.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model that fits a device, with a model card."""
+    from sizewise import deployment
+    from sizewise.report import tables
+    from sizewise.structure import parse_bytes
+
+    ending = deployment.FORMATS[kind or "safetensors"]
+    place = out or run_dir / f"model{ending}"
+    if kind is not None and place.suffix != ending:
+        raise ConfigError(f"--format {kind} writes files that end in {ending}, not {str(place)!r}")
+    budget = None if memory is None else parse_bytes(memory, "--memory")
+    facts = deployment.export(run_dir, place, budget, size, batch)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        tables.show_export(facts)
+
+
 @app.command(name="list")
 def list_names(
     what: Annotated[
-        Literal["methods", "models", "datasets", "partitions", "scenarios"], typer.Argument()
+        Literal["methods", "models", "datasets", "partitions", "scenarios", "profiles"],
+        typer.Argument(),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -104,23 +229,29 @@ def list_names(
         print(f"{name:<{width}}  {description}")
 
 
-def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None:
+def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: list[str]) -> None:
     """Run a federation with a progress line, then print its result."""
+    from sizewise import trackers
     from sizewise.report import progress, tables
 
+    names = trackers.checked(track)
     with opening as federation, _interrupts() as came:
         tables.announce(federation)
+        config, path = federation.config, federation.folder.path
         try:
-            with progress.Progress(federation.config.rounds) as bar:
+            with (
+                progress.Progress(config.rounds) as bar,
+                trackers.opened(names, config, path) as tell,
+            ):
 
                 def observe(line: Mapping[str, Any], totals: "Totals") -> None:
                     bar.update(line, totals)
+                    tell(line, totals)
                     if came:
                         raise KeyboardInterrupt
 
                 result: Mapping[str, Any] = federation.run(observe)
         except KeyboardInterrupt:
-            path = federation.folder.path
             print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
     if as_json:

@@ -172,7 +172,12 @@ def make_method(config: Config, task: Task) -> Method:
 
 
 def load(path: Path | None, overrides: Iterable[str] = ()) -> Config:
-    """Read a config file, or the embedded default, and apply `a.b=value` overrides.
+    """Return the config of a file, or the embedded default, with `a.b=value` overrides applied."""
+    return from_dict(read(path, overrides))
+
+
+def read(path: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a config file, or the embedded default, as nested tables, and apply overrides.
 
     Args:
         path: A TOML file; None is the default config.
@@ -189,7 +194,7 @@ def load(path: Path | None, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(f"config file {str(source)!r} is not valid TOML: {error}") from None
     for override in overrides:
         _assign(tables, override)
-    return from_dict(tables)
+    return tables
 
 
 def _assign(tables: dict[str, Any], override: str) -> None:
@@ -207,9 +212,10 @@ def _assign(tables: dict[str, Any], override: str) -> None:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {parent!r} is not a table")
-    # The ways to give budgets exclude each other: an override replaces what the file chose.
+    # The ways to give budgets exclude each other: an override replaces what the file chose, and
+    # the profiles that went with it.
     if parents == ["fleet"] and key in _BUDGET_KEYS:
-        for other in _BUDGET_KEYS:
+        for other in (*_BUDGET_KEYS, "profiles"):
             table.pop(other, None)
     table[key] = value
 

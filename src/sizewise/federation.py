@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from sizewise import clock
+from sizewise.clock import Clock
 from sizewise.config import Config
 from sizewise.engines import Engine
 from sizewise.errors import BudgetTooSmall, NobodyCanTrain, UpdateRefused
@@ -66,6 +68,9 @@ class Federation:
         state = self.folder.remembering(state, log.remembered)
         totals = add_up(totals, log.lines)
         line = {"round": round_index + 1, **summary(log.lines)}
+        lasted = self.clock.round(entry.get("device_seconds") for entry in log.lines)
+        if lasted is not None:
+            line["device_seconds"] = lasted
         if self.due(round_index, self.config.recipe.eval_every):
             scores = self.engine.evaluate(state)
             accuracy, sizes = self.rated(scores)
@@ -110,25 +115,37 @@ class Federation:
                 yield self.method.plan(state, device, round_index)
             except BudgetTooSmall as error:
                 refusal = Refusal(device.id, round_index, device.group, str(error))
-                log.lines.append(refusal_line(refusal))
+                lacking = {"budget": error.budget, "predicted": error.needed}
+                log.lines.append({**refusal_line(refusal), **lacking})
 
     def updates(self, state: State, plans: list[Plan], log: RoundLog) -> Iterator[Update]:
         """Yield the updates of a round that may be merged, in the order of the plans."""
         for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
+            simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
                 try:
                     self.method.check(state, outcome)
+                    down = view_in_bytes(self.method.view(plan.piece), state.tensors)
+                    down += size_in_bytes(self.method.given(plan, outcome.samples))
+                    line = update_line(outcome, down, self.flops(outcome))
+                    device = self.fleet.device(plan.device, plan.round)
+                    took = clock.seconds(device, down, line["flops"], line["bytes_up"])
+                    simulated = {} if took is None else {"device_seconds": took}
+                    self.clock.check(took)
                 except UpdateRefused as error:
                     outcome = Refusal(plan.device, plan.round, plan.group, str(error))
             if isinstance(outcome, Refusal):
-                log.lines.append(refusal_line(outcome))
+                log.lines.append({**refusal_line(outcome), **simulated})
                 continue
-            down = view_in_bytes(self.method.view(plan.piece), state.tensors)
-            down += size_in_bytes(self.method.given(plan, outcome.samples))
-            log.lines.append(update_line(outcome, down, self.flops(outcome)))
+            log.lines.append({**line, **simulated})
             if outcome.memory:
                 log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
+
+    @property
+    def clock(self) -> Clock:
+        """When rounds end, in simulated time."""
+        return Clock(self.config.fleet.deadline)
 
     def flops(self, update: Update) -> int:
         """Return what an update cost its device in floating-point operations."""

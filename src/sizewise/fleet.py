@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from sizewise.errors import ConfigError
+from sizewise.profiles import PROFILES
 from sizewise.rng import python_generator
 from sizewise.structure import Bytes, nearest
 
@@ -73,6 +74,7 @@ class GroupConfig:
         bandwidth: Bytes per second.
         ratio: Their share of the model; it becomes bytes unless these are given as well.
         model: A model of their own, by name, for methods whose devices may have different ones.
+        profile: A listed kind of device, whose speed and bandwidth count where none are given.
     """
 
     count: int
@@ -82,8 +84,16 @@ class GroupConfig:
     bandwidth: float | None = None
     ratio: float | None = None
     model: str | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("speed", "bandwidth"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"fleet.group.{name} must be a positive number, not {value}")
+        if self.profile is not None and self.profile not in PROFILES:
+            hint = nearest(self.profile, PROFILES)
+            raise ConfigError(f"unknown device profile {self.profile!r}; {hint}")
         if self.count < 1:
             raise ConfigError(f"fleet.group.count must be at least 1, not {self.count}")
         if self.ratio is not None and not 0 < self.ratio < math.inf:
@@ -133,6 +143,8 @@ class FleetConfig:
         scenario: Or one of FeDepth's scenarios, which are lists of ratios.
         group: Or explicit groups.
         event: Devices that join or are upgraded in mid-run.
+        profiles: Kinds of devices for the simulated clock: one for each budget, or one for all.
+        deadline: Simulated seconds after which a round ends; later updates are refused.
     """
 
     devices: int = 20
@@ -142,8 +154,14 @@ class FleetConfig:
     scenario: str | None = None
     group: tuple[GroupConfig, ...] = ()
     event: tuple[EventConfig, ...] = ()
+    profiles: tuple[str, ...] = ()
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
+        if self.deadline is not None and not self.deadline > 0:
+            raise ConfigError(f"fleet.deadline must be positive seconds, not {self.deadline}")
+        if self.profiles and self.group:
+            raise ConfigError("fleet.profiles is for budgets; give each fleet.group its profile")
         if self.devices < 1 or self.per_round < 1:
             raise ConfigError("fleet.devices and fleet.per_round must be at least 1")
         if sum(map(bool, (self.budgets, self.ratios, self.scenario, self.group))) > 1:
@@ -276,13 +294,18 @@ def make_fleet(
     elif config.scenario:
         shares = SCENARIOS[config.scenario]
         kinds = [GroupConfig(1, ratio=float(Fraction(share)), name=share) for share in shares]
-        groups = _deal(config.devices, kinds)
+        groups = _deal(config.devices, _profiled(kinds, config.profiles))
     elif config.ratios:
-        groups = _deal(config.devices, [GroupConfig(1, ratio=ratio) for ratio in config.ratios])
+        kinds = [GroupConfig(1, ratio=ratio) for ratio in config.ratios]
+        groups = _deal(config.devices, _profiled(kinds, config.profiles))
     else:
-        budgets = config.budgets or (None,)
-        groups = _deal(config.devices, [GroupConfig(1, memory) for memory in budgets])
+        kinds = [GroupConfig(1, memory) for memory in config.budgets or (None,)]
+        groups = _deal(config.devices, _profiled(kinds, config.profiles))
     for index, group in enumerate(groups):
+        if group.profile is not None:
+            profile = PROFILES[group.profile]
+            speed, bandwidth = group.speed or profile.speed, group.bandwidth or profile.bandwidth
+            group = replace(group, speed=speed, bandwidth=bandwidth)
         memory, name = group.memory, group.name or group.model or class_name(group.memory)
         if group.ratio is not None:
             name = group.name or group.model or f"{group.ratio:g} model"
@@ -295,6 +318,19 @@ def make_fleet(
     _check_names(groups)
     upgrades = [upgrade for event in config.event for upgrade in _upgrades(event, groups)]
     return Fleet(tuple(groups), config.per_round, joins, tuple(sorted(upgrades)))
+
+
+def _profiled(kinds: list[GroupConfig], profiles: Sequence[str]) -> list[GroupConfig]:
+    """Give kinds of devices their profiles: one each, or the same to all."""
+    if not profiles:
+        return kinds
+    if len(profiles) not in (1, len(kinds)):
+        raise ConfigError(
+            f"fleet.profiles needs one name, or one for each of the {len(kinds)} budgets, "
+            f"not {len(profiles)}"
+        )
+    each = list(profiles) * (len(kinds) // len(profiles))
+    return [replace(kind, profile=name) for kind, name in zip(kinds, each, strict=True)]
 
 
 def _check_names(groups: Sequence[GroupConfig]) -> None:

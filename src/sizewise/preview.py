@@ -1,44 +1,67 @@
 """What a run would do: for each device class its piece, its bytes and its work. Trains nothing."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sizewise import picture
 from sizewise.config import Config
 from sizewise.errors import BudgetTooSmall
-from sizewise.fleet import Device
-from sizewise.session import Setting, prepare
+from sizewise.plan import Plan
 from sizewise.state import State
 from sizewise.structure import plain
 from sizewise.training import trained, workload
 from sizewise.view import size_in_bytes, view_in_bytes
 
+if TYPE_CHECKING:
+    from sizewise.session import Setting
+
 
 def rows(config: Config) -> list[dict[str, Any]]:
     """Return one row for each device class, as `sizewise plan --json` prints it."""
-    setting = prepare(config)
-    state = setting.method.setup()
-    return [
-        {
+    from sizewise import session  # which imports this file: a run notes its plans as well
+
+    return rows_of(session.prepare(config))
+
+
+def rows_of(setting: "Setting", wishes: bool = True) -> list[dict[str, Any]]:
+    """Return one row for each device class of a setting.
+
+    Args:
+        setting: What the run is about.
+        wishes: Also say what a class that cannot take part would do if it had the bytes.
+    """
+    state, full = setting.method.setup(), picture.full_shapes(setting.method)
+    found = []
+    for device, round_index, count in setting.fleet.classes():
+        row: dict[str, Any] = {
             "group": device.group,
             "devices": count,
             "from_round": round_index + 1,
             "budget": device.memory,
-            **_work(setting, state, device, round_index),
         }
-        for device, round_index, count in setting.fleet.classes()
-    ]
+        refused: BudgetTooSmall | None = None
+        try:
+            plan = setting.method.most(state, device, round_index)
+        except BudgetTooSmall as error:
+            refused = error
+            if not wishes:
+                row |= {"predicted": error.needed, "stages": [], "parts": []}
+                found.append({**row, "refused": str(error)})
+                continue
+            # What it would do: the plan of the same device without a budget.
+            plan = setting.method.most(state, replace(device, memory=None), round_index)
+        work = _work(setting, state, plan)
+        if refused is None:
+            work["parts"] = picture.parts(setting.method, state, plan, full)
+        else:
+            work |= {"predicted": refused.needed, "parts": [], "refused": str(refused)}
+        found.append({**row, **work})
+    return found
 
 
-def _work(setting: Setting, state: State, device: Device, round_index: int) -> dict[str, Any]:
-    """Return what a device would do in a round; for one that cannot take part, what it lacks."""
+def _work(setting: "Setting", state: State, plan: Plan) -> dict[str, Any]:
+    """Return what a plan costs, in all and stage by stage."""
     method, recipe = setting.method, setting.config.recipe
-    refused, needed = None, None
-    try:
-        plan = method.most(state, device, round_index)
-    except BudgetTooSmall as error:
-        # What it would do: the plan of the same device without a budget.
-        refused, needed = str(error), error.needed
-        plan = method.most(state, replace(device, memory=None), round_index)
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
     view = method.view(plan.piece)
     actual = [method.copy(plan.piece).actual(stage) for stage in plan.stages]
@@ -55,7 +78,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
     ]
     return {
         "size": plan.piece.size,
-        "predicted": needed or plan.predicted,
+        "predicted": plan.predicted,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
         "bytes_down": view_in_bytes(view, state.tensors)
@@ -70,7 +93,7 @@ def _work(setting: Setting, state: State, device: Device, round_index: int) -> d
         + size_in_bytes(method.shared(plan, samples)),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
-        "refused": refused,
+        "refused": None,
     }
 
 

@@ -1,6 +1,7 @@
 """The run folder: everything a run leaves on disk, in the order in which it becomes durable.
 
     config.toml            the complete config
+    plan.json              what each device class trains; environment.json: versions, machine
     partition.safetensors  which device holds which samples; partition.json says it for people
     updates.jsonl          one line for each device and round
     history.jsonl          one line for each round
@@ -174,21 +175,31 @@ class RunFolder:
             for log in self._logs:
                 log.unlink(missing_ok=True)
             return None
-        stored, facts = checkpoint.read_tensors(newest)
-        parts: dict[str, dict[str, Any]] = {"tensors": {}, "memory": {}}
-        for path, tensor in stored.items():
-            part, _, name = path.partition("/")
-            parts[part][name] = tensor
-        devices = {int(n): str(self.devices / name) for n, name in facts["devices"].items()}
-        for log, length in zip(self._logs, facts["logs"], strict=True):
+        state, totals, lengths = self._read(newest)
+        for log, length in zip(self._logs, lengths, strict=True):
             if not log.exists() or log.stat().st_size < length:
                 raise CheckpointError(
                     f"{str(log)!r} is missing or shorter than its checkpoint says; "
                     f"restore it or start a new run"
                 )
             os.truncate(log, length)
+        return state, totals
+
+    def newest(self) -> tuple[State, Totals] | None:
+        """Return the newest durable round, to look at; nothing is changed, a run may go on."""
+        path = checkpoint.newest(self.checkpoints)
+        return None if path is None else self._read(path)[:2]
+
+    def _read(self, path: Path) -> tuple[State, Totals, list[int]]:
+        """Return what a checkpoint holds, and how long the logs were then."""
+        stored, facts = checkpoint.read_tensors(path)
+        parts: dict[str, dict[str, Any]] = {"tensors": {}, "memory": {}}
+        for name, tensor in stored.items():
+            part, _, own = name.partition("/")
+            parts[part][own] = tensor
+        devices = {int(n): str(self.devices / name) for n, name in facts["devices"].items()}
         state = State(extras=facts["extras"], devices=DeviceFiles(devices), **parts)
-        return state, build(Totals, facts["totals"])
+        return state, build(Totals, facts["totals"]), facts["logs"]
 
     def finish(self, state: State, result: Mapping[str, Any]) -> None:
         """Write the final tensors and the result."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from sizewise import accounting, checkpoint, rng
+from sizewise import accounting, checkpoint, preview, rng
 from sizewise.config import Config, make_method, make_task
 from sizewise.data import partitions, sources
 from sizewise.data.dataset import Dataset
@@ -24,6 +24,7 @@ from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
+from sizewise.environment import environment
 from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
@@ -172,6 +173,12 @@ def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) ->
     identity = {"data_sha256": dataset.fingerprint()}
     described = folder.path / "partition.json"
     if not folder.partition.exists():
+        facts = {
+            "plan.json": preview.rows_of(setting, wishes=False),
+            "environment.json": environment(),
+        }
+        for name, content in facts.items():
+            checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
         counts = partitions.summary(setting.partition, *dataset.strata)
         checkpoint.write_bytes(described, json.dumps({**identity, **counts}).encode())
         draft = folder.path / ".partition.tmp"

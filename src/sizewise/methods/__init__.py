@@ -1,7 +1,8 @@
 """The methods, one file each; a file's name is the method's name on the command line.
 
-Names are found without importing the files, so that listing them costs nothing. A method of your
-own is named "package.module:ClassName".
+Names are found without importing the files, so that listing them costs nothing. Methods of your own
+are files in a folder `sizewise_methods`, in the current folder or anywhere on Python's path; or
+classes named "package.module:ClassName".
 """
 
 import importlib
@@ -9,6 +10,7 @@ import inspect
 import os
 import pkgutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sizewise.errors import ConfigError
@@ -18,26 +20,54 @@ if TYPE_CHECKING:
     from sizewise.method import Method
 
 
+OWN = "sizewise_methods"
+"""The package that holds methods of others: each distribution and folder adds its files to it."""
+
+
 def names() -> list[str]:
-    """Return the names of the built-in methods."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    """Return the names of the built-in methods and of those in `sizewise_methods`."""
+    return sorted(files())
+
+
+def files() -> dict[str, Path]:
+    """Return the file of each method, by name; a built-in one cannot be replaced."""
+    own = [str(Path(entry, OWN)) for entry in (*reversed(sys.path), os.getcwd())]
+    return {
+        module.name.replace("_", "-"): Path(place, f"{module.name}.py")
+        for place in (*own, *__path__)
+        for module in pkgutil.iter_modules([place])
+    }
 
 
 def find(name: str) -> "type[Method]":
     """Return a method's class by its name."""
     path, _, attribute = name.partition(":")
     if not attribute:
-        if path not in names():
-            raise ConfigError(f"unknown method {name!r}; {nearest(name, names())}")
-        module = importlib.import_module(f"{__name__}.{path.replace('-', '_')}")
+        known = files()
+        if path not in known:
+            raise ConfigError(f"unknown method {name!r}; {nearest(name, sorted(known))}")
+        home = __name__ if known[path].parent == Path(__file__).parent else OWN
+        if home == OWN:
+            _look_here()
+        try:
+            module = importlib.import_module(f"{home}.{known[path].stem}")
+        except Exception as error:  # a file of the user's may raise anything
+            if home != OWN:
+                raise
+            raise ConfigError(f"{str(known[path])!r} cannot be imported: {error}") from error
         return _only_method(module.__name__, vars(module))
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    _look_here()
     try:
         found = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"method {name!r} cannot be imported: {error}") from None
     return _only_method(name, {attribute: found})
+
+
+def _look_here() -> None:
+    """Let the current folder be imported from; at the end, so that it hides nothing."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _only_method(where: str, found: dict[str, object]) -> "type[Method]":

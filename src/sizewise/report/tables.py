@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sizewise.federation import Federation
+from sizewise.report.summary import Row, cells, columns
 from sizewise.structure import format_bytes, format_flops
 
 
@@ -82,6 +84,38 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
+
+
+def show_export(facts: Mapping[str, Any]) -> None:
+    """Print what was exported."""
+    console = Console(highlight=False, markup=False)
+    console.print(f"size      {facts['size']}, {facts['parameters']:,} parameters")
+    console.print(f"{facts['metric']:<9} {facts['accuracy']:.1%}, measured on what was written")
+    samples = "one sample" if facts["batch"] == 1 else f"a batch of {facts['batch']}"
+    console.print(f"memory    {format_bytes(facts['peak_bytes'])} at the peak for {samples}")
+    if facts["difference"] is not None:
+        console.print(f"checked   logits within {facts['difference']:.2g} of torch's")
+    card = Path(facts["file"]).with_suffix(".md").name
+    console.print(f"file      {facts['file']} ({card} describes it)", soft_wrap=True)
+
+
+def show_comparison(rows: Sequence[Row], folder: Path) -> None:
+    """Print the table of a comparison, and where its files are."""
+    chosen = columns(rows)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in chosen:
+        table.add_column(column.head, justify="right")
+    console = Console(highlight=False, markup=False)
+    for row in rows:
+        table.add_row(row.name, *(cells(row, chosen) if row.accuracy else ["-"] * len(chosen)))
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"{row.name}: {row.note}", soft_wrap=True)
+    console.print(f"folder    {folder}", soft_wrap=True)
+    if any(row.accuracy for row in rows):
+        console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
 def _bytes(amount: int | None, otherwise: str) -> str:

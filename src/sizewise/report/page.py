@@ -1,0 +1,248 @@
+"""The report: one HTML file that needs nothing else, neither a server nor a network."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from sizewise.report import attendance, budgets, curves, label_grid, pieces, sizes, summary
+from sizewise.report.chart import NARROW, WIDE, Chart, series
+from sizewise.report.drawing import DARK, PALETTE
+from sizewise.report.records import COSTS, Run, by_row
+from sizewise.report.summary import Row, summarise
+from sizewise.structure import format_bytes, format_flops
+
+# Nothing may be fetched, not even by mistake.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def rows_of(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> list[Row]:
+    """Return the table of a comparison; of one run, its only line."""
+    rows = [
+        summarise(name, {run.seed: run.totals() for run in some})
+        for name, some in by_row(runs).items()
+    ]
+    return [*rows, *(summarise(name, {}, reason) for name, reason in failures)]
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """Return all figures of a report."""
+    found = [
+        *curves.charts(runs),
+        sizes.chart(runs),
+        budgets.chart(runs),
+        pieces.chart(runs),
+        attendance.chart(runs),
+        label_grid.chart(runs),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Write every figure as SVG, PDF and CSV, for papers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for chart in charts(runs):
+        drawing = chart.draw(WIDE)
+        (folder / f"{chart.name}.svg").write_text(drawing.standalone(), encoding="utf-8")
+        (folder / f"{chart.name}.csv").write_text(chart.csv(), encoding="utf-8")
+        drawing.pdf(folder / f"{chart.name}.pdf")
+        paths += [folder / f"{chart.name}.{ending}" for ending in ("svg", "pdf", "csv")]
+    return paths
+
+
+def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the whole page."""
+    rows = rows_of(runs, failures)
+    figures = {chart.name: chart for chart in charts(runs)}
+    title = headline(rows, runs)
+    tabs = [figure for name, figure in figures.items() if name in _tab_names()]
+    rest = [figure for name, figure in figures.items() if name not in _tab_names()]
+    parts = [
+        _header(title, rows, runs),
+        _table(rows) if len(rows) > 1 else "",
+        _tabs(tabs, runs[0].metric.capitalize()),
+        *(_section(figure) + _reasons(figure, runs) for figure in rest),
+        _details(runs),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
+        f"<style>{_style()}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def headline(rows: Sequence[Row], runs: Sequence[Run]) -> str:
+    """Return what came out, in a few words; methods within their spreads are called close."""
+    data = Path(runs[0].config["data"]["name"]).name
+    ranked = sorted((row for row in rows if row.accuracy), key=lambda row: -row.mean)
+    best = ranked[0]
+    if len(ranked) == 1:
+        return f"{best.name} reaches {best.mean:.1%} on {data}"
+    second = ranked[1]
+    if best.mean - second.mean <= (best.spread or 0.0) + (second.spread or 0.0):
+        return (
+            f"{best.name} and {second.name} are close on {data}: {best.mean:.1%}, {second.mean:.1%}"
+        )
+    return f"{best.name} leads on {data} with {best.mean:.1%}"
+
+
+def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
+    first = runs[0]
+    config, fleet = first.config, first.config["fleet"]
+    devices = first.partition.get("devices", fleet.get("devices", 0))
+    seeds = len({run.seed for run in runs})
+    many = f"{len(rows)} methods, " if len(rows) > 1 else ""
+    rounds = len(first.history)
+    ended = "" if rounds == config["rounds"] else f" of {config['rounds']}"
+    deck = (
+        f"{many}{config['model']['name']} on {Path(config['data']['name']).name} "
+        f"({config['data']['partition']} split), {devices:,} devices, "
+        f"{fleet['per_round']} a round, {rounds}{ended} rounds, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}."
+    )
+    asked = sum(len(run.updates) for run in runs)
+    trained = sum(line["refused"] is None for run in runs for line in run.updates)
+    best = max((row for row in rows if row.accuracy), key=lambda row: row.mean)
+    metric = first.metric
+    facts = {
+        f"best {metric}" if len(rows) > 1 else metric: f"{best.mean:.1%}",
+        "sent, both ways": format_bytes(sum(row.sent * len(row.seeds) for row in rows)),
+        "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),
+        "updates merged": f"{trained:,} of {asked:,}",
+        "largest peak": format_bytes(max(row.peak for row in rows)),
+    }
+    cells = "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    return (
+        f'<header><p class="kicker sans">sizewise report</p><h1>{escape(title)}</h1>'
+        f'<p class="deck">{escape(deck)}</p><dl class="facts">{cells}</dl></header>'
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    chosen = summary.columns(rows)
+    heads = "".join(f"<th>{escape(column.head)}</th>" for column in chosen)
+    body = ""
+    for number, row in enumerate(rows):
+        swatch = f'<span class="swatch" style="background:var(--{series(number)[0]})"></span>'
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in summary.cells(row, chosen))
+        if not row.accuracy:
+            cells = f'<td class="words" colspan="{len(chosen)}">{escape(row.note)}</td>'
+        body += f"<tr><td>{swatch}{escape(row.name)}</td>{cells}</tr>"
+    seeds = list(dict.fromkeys(seed for row in rows for seed in row.seeds))
+    links = [
+        _link("table.csv", "text/csv", summary.comma_separated(rows, seeds), "Table (CSV)"),
+        _link("table.md", "text/markdown", summary.markdown(rows), "Markdown"),
+        _link("table.tex", "text/plain", summary.latex(rows), "LaTeX"),
+    ]
+    return (
+        '<section id="table"><h2>The table</h2><p class="note">Accuracy is the mean over the '
+        "seeds, ± the standard deviation; costs are means of one run.</p>"
+        f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
+        f'<tbody>{body}</tbody></table></div><p class="data">{" · ".join(links)}</p></section>'
+    )
+
+
+def _tab_names() -> dict[str, str]:
+    return {f"accuracy-{key.replace('_', '-')}": words for key, words in COSTS.items()}
+
+
+def _tabs(figures: Sequence[Chart], metric: str) -> str:
+    buttons, panels = "", ""
+    for number, figure in enumerate(figures):
+        checked = " checked" if number == 0 else ""
+        name, words = figure.name, _tab_names()[figure.name]
+        buttons += f'<input type="radio" name="cost" id="{name}"{checked}>'
+        buttons += f'<label for="{name}">{escape(words)}</label>'
+        panels += f'<figure class="panel-{name}">{_figure(figure)}</figure>'
+    return (
+        f"<section><h2>{escape(metric)} against what it cost</h2>"
+        f'<div class="tabs">{buttons}{panels}</div></section>'
+    )
+
+
+def _section(chart: Chart) -> str:
+    return (
+        f'<section id="{chart.name}"><h2>{escape(chart.title)}</h2>'
+        f"<figure>{_figure(chart)}</figure></section>"
+    )
+
+
+def _figure(chart: Chart) -> str:
+    wide = chart.draw(WIDE)
+    links = [
+        _link(f"{chart.name}.csv", "text/csv", chart.csv(), "Data (CSV)"),
+        _link(f"{chart.name}.svg", "image/svg+xml", wide.standalone(), "Figure (SVG)"),
+    ]
+    return (
+        f'<p class="note">{escape(chart.note)}</p>{wide.svg(_CLASS.format("wide"))}'
+        f"{chart.draw(NARROW).svg(_CLASS.format('narrow'))}"
+        f'<p class="data">{" · ".join(links)}</p>'
+    )
+
+
+_CLASS = 'class="{}"'
+
+
+def _link(name: str, kind: str, content: str, words: str) -> str:
+    data = base64.b64encode(content.encode()).decode()
+    return f'<a download="{name}" href="data:{kind};charset=utf-8;base64,{data}">{words}</a>'
+
+
+def _reasons(figure: Chart, runs: Sequence[Run]) -> str:
+    """Return why devices were refused, below the figure that shows who was."""
+    found = attendance.reasons(runs)
+    if figure.name != "participation" or not found:
+        return ""
+    body = ""
+    for entry in found[:_REASONS]:
+        who = f"{entry['row']}, {entry['class']}, {entry['times']} times"
+        body += f"<dt>{escape(who)}</dt><dd>{escape(str(entry['reason']))}</dd>"
+    more = len(found) - _REASONS
+    left = f'<p class="note">and {more} more, in updates.jsonl</p>' if more > 0 else ""
+    return f'<h3>Why devices were refused</h3><dl class="reasons">{body}</dl>{left}'
+
+
+_REASONS = 20
+
+
+def _details(runs: Sequence[Run]) -> str:
+    configs = "".join(
+        f"<details><summary>Config of {escape(name)}</summary>"
+        f"<pre>{escape((some[0].folder / 'config.toml').read_text(encoding='utf-8'))}</pre>"
+        f"</details>"
+        for name, some in by_row(runs).items()
+    )
+    facts = {**runs[0].environment, "folders": ", ".join(str(run.folder) for run in runs)}
+    hashes = {
+        f"{run.row}, seed {run.seed}": run.result["state_sha256"] for run in runs if run.result
+    }
+    lists = "".join(
+        f"<details><summary>{words}</summary><dl class='list'>"
+        + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries.items())
+        + "</dl></details>"
+        for words, entries in (("Environment", facts), ("Hash of the final weights", hashes))
+        if entries
+    )
+    return (
+        f'<section id="details"><h2>Config and environment</h2>{configs}{lists}</section>'
+        "<footer>Made by sizewise from the run folders. Everything is in this file; it asks for "
+        "nothing from the network.</footer>"
+    )
+
+
+def _style() -> str:
+    def variables(palette: dict[str, str]) -> str:
+        return "".join(f"--{name}:{colour};" for name, colour in palette.items())
+
+    tabs = "".join(
+        f"#{name}:checked ~ .panel-{name} {{ display: block; }}" for name in _tab_names()
+    )
+    return (
+        f":root {{ {variables(PALETTE)} }}"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
+        f"@media print {{ :root {{ {variables(PALETTE)} }} }}"
+        f"{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}{tabs}"
+    )

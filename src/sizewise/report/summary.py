@@ -1,0 +1,175 @@
+"""The table of a comparison: a row for each method, means and spreads over the seeds."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: what it reached, and what that cost, as means over the seeds.
+
+    Attributes:
+        name: Its name.
+        seeds: The seeds that were run to the end.
+        accuracy: Of the main model, by seed, 0 to 1.
+        worst: Lowest accuracy of any deployed size; None where there is one size only.
+        average: Mean accuracy of the deployed sizes; likewise.
+        steps: Optimiser steps of all devices.
+        sent: Bytes, both ways.
+        flops: Spent on devices.
+        peak: Highest metered peak of any device, in bytes.
+        refused: How often a device that was asked did not take part.
+        seconds: Wall time.
+        note: Why it has no numbers.
+    """
+
+    name: str
+    seeds: tuple[int, ...] = ()
+    accuracy: tuple[float, ...] = ()
+    worst: float | None = None
+    average: float | None = None
+    steps: float = 0.0
+    sent: float = 0.0
+    flops: float = 0.0
+    peak: int = 0
+    refused: float = 0.0
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the seeds."""
+        return fmean(self.accuracy)
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation of the accuracy; None for a single seed."""
+        return stdev(self.accuracy) if len(self.accuracy) > 1 else None
+
+
+def summarise(name: str, by_seed: Mapping[int, Result], note: str = "") -> Row:
+    """Return the row of a method from the results of its seeds."""
+    results = list(by_seed.values())
+    if not results:
+        return Row(name, note=note)
+    sizes = [list(result["sizes"].values()) for result in results]
+    several = any(len(scores) > 1 for scores in sizes)
+    return Row(
+        name,
+        seeds=tuple(by_seed),
+        accuracy=tuple(result["accuracy"] for result in results),
+        worst=fmean(min(scores) for scores in sizes) if several else None,
+        average=fmean(fmean(scores) for scores in sizes) if several else None,
+        steps=fmean(result["steps"] for result in results),
+        sent=fmean(result["bytes_up"] + result["bytes_down"] for result in results),
+        flops=fmean(result["flops"] for result in results),
+        peak=max(peak or 0 for result in results for peak in result["peak_bytes"].values()),
+        refused=fmean(sum(r["times"] for r in result["refused"]) for result in results),
+        seconds=fmean(result["seconds"] for result in results),
+        note=note,
+    )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table for people."""
+
+    head: str
+    cell: Callable[[Row], str]
+
+
+_FLOPS = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns that these rows have something to say in."""
+    sized = any(row.worst is not None for row in rows)
+    refusing = any(row.refused for row in rows)
+    work = max((row.flops for row in rows), default=0.0)
+    unit, size = next((u for u in _FLOPS if work >= u[1]), _FLOPS[-1])
+    brief = max((row.seconds for row in rows), default=0.0) < 120
+    found = [
+        Column("accuracy %", _accuracy),
+        Column("by seed", lambda row: " ".join(f"{100 * score:.1f}" for score in row.accuracy)),
+        Column("worst / average size", _sizes) if sized else None,
+        Column("refused", lambda row: f"{row.refused:,.0f}") if refusing else None,
+        Column("steps", lambda row: f"{row.steps:,.0f}"),
+        Column("sent MB", lambda row: f"{row.sent / 1e6:,.1f}"),
+        Column(unit, lambda row: f"{row.flops / size:,.3g}"),
+        Column("peak MB", lambda row: f"{row.peak / 1e6:.2f}"),
+        Column("seconds", lambda row: f"{row.seconds:.0f}")
+        if brief
+        else Column("minutes", lambda row: f"{row.seconds / 60:.1f}"),
+    ]
+    return [column for column in found if column is not None]
+
+
+def _accuracy(row: Row) -> str:
+    spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
+    return f"{100 * row.mean:.1f}{spread}"
+
+
+def _sizes(row: Row) -> str:
+    if row.worst is None or row.average is None:
+        return ""
+    return f"{100 * row.worst:.1f} / {100 * row.average:.1f}"
+
+
+def cells(row: Row, chosen: Sequence[Column]) -> list[str]:
+    """Return a row's cells; of one without numbers, why it has none in the first."""
+    if not row.accuracy:
+        return [row.note, *[""] * (len(chosen) - 1)]
+    return [column.cell(row) for column in chosen]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the table as Markdown."""
+    chosen = columns(rows)
+    lines = [f"| | {' | '.join(column.head for column in chosen)} |"]
+    lines.append("|---" * (len(chosen) + 1) + "|")
+    lines += [f"| {row.name} | {' | '.join(cells(row, chosen))} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """Return the table as LaTeX, for the booktabs package."""
+    chosen = columns(rows)
+    body = [" & ".join(map(_escape, [row.name, *cells(row, chosen)])) + r" \\" for row in rows]
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * len(chosen)}}}",
+        r"\toprule",
+        " & ".join(map(_escape, ["", *(column.head for column in chosen)])) + r" \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    for character in "&%$#_{}":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("±", r"$\pm$")
+
+
+def comma_separated(rows: Sequence[Row], seeds: Sequence[int]) -> str:
+    """Return the table as CSV: plain numbers, one column for each seed's accuracy."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    costs = ("worst", "average", "steps", "sent", "flops", "peak", "refused", "seconds", "note")
+    scores = [f"accuracy_seed_{seed}" for seed in seeds]
+    writer.writerow(["method", "accuracy_mean", "accuracy_sd", *scores, *costs])
+    for row in rows:
+        mean = row.mean if row.accuracy else None
+        spread = row.spread if row.accuracy else None
+        found = dict(zip(row.seeds, row.accuracy, strict=True))
+        by_seed = [found.get(seed) for seed in seeds]
+        writer.writerow([row.name, mean, spread, *by_seed, *(getattr(row, c) for c in costs)])
+    return out.getvalue()

@@ -1,0 +1,132 @@
+"""Experiment trackers: after each round, its figures go to TensorBoard, Weights & Biases or MLflow.
+
+    sizewise run my.toml --track tensorboard --track wandb
+
+The run folder is complete without them. All three write to disk only, inside the run folder;
+nothing is sent anywhere (`wandb sync` does that, if you ask for it). Each needs its own package.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sizewise.config import Config
+from sizewise.errors import ConfigError
+from sizewise.federation import Observer
+from sizewise.run import Totals
+from sizewise.structure import nearest
+
+Name = Literal["tensorboard", "wandb", "mlflow"]
+
+Log = Callable[[Mapping[str, float], int], None]
+"""Takes figures by name, and the round."""
+
+
+def checked(names: Sequence[str]) -> list[Name]:
+    """Return names of trackers, each once; raise ConfigError for one that is not known."""
+    for name in names:
+        if name not in get_args(Name):
+            raise ConfigError(f"there is no tracker {name!r}; {nearest(name, get_args(Name))}")
+    return list(dict.fromkeys(names))  # type: ignore[arg-type]
+
+
+def figures(line: Mapping[str, Any], totals: Totals) -> dict[str, float]:
+    """Return what is tracked of a round: numbers by name."""
+    found: dict[str, Any] = {
+        "accuracy": line.get("accuracy"),
+        "train_loss": line["train_loss"],
+        "devices": line["devices"],
+        "refused": line["refused"],
+        "bytes_up": totals.bytes_up,
+        "bytes_down": totals.bytes_down,
+        "flops": totals.flops,
+        "seconds": totals.seconds,
+        "device_seconds": line.get("device_seconds"),
+        **{f"sizes/{size}": score for size, score in line.get("sizes", {}).items()},
+        **{f"peak_bytes/{group}": peak for group, peak in totals.peak_bytes.items()},
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+@contextmanager
+def opened(names: Sequence[Name], config: Config, folder: Path) -> Iterator[Observer]:
+    """Yield an observer of a run that tells all the trackers named.
+
+    Args:
+        names: Which trackers.
+        config: The run's config, which they note.
+        folder: The run folder; each writes into a folder of its own in it.
+    """
+    makers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
+    with ExitStack() as stack:
+        logs: list[Log] = []
+        for name in names:
+            try:
+                logs.append(stack.enter_context(makers[name](config, folder)))
+            except ImportError as error:
+                raise ConfigError(
+                    f"--track {name} needs a package that is not installed ({error}); "
+                    f"try: pip install {'mlflow-skinny' if name == 'mlflow' else name}"
+                ) from None
+
+        def observe(line: Mapping[str, Any], totals: Totals) -> None:
+            for log in logs:
+                log(figures(line, totals), line["round"])
+
+        yield observe
+
+
+@contextmanager
+def _tensorboard(config: Config, folder: Path) -> Iterator[Log]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        writer.flush()  # type: ignore[no-untyped-call]
+
+    try:
+        yield log
+    finally:
+        writer.close()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _wandb(config: Config, folder: Path) -> Iterator[Log]:
+    import wandb
+
+    run = wandb.init(
+        project="sizewise",
+        name=folder.name,
+        dir=str(folder),
+        config=config.to_dict(),
+        mode="offline",
+    )
+    try:
+        yield lambda values, step: run.log(dict(values), step=step)
+    finally:
+        run.finish()
+
+
+@contextmanager
+def _mlflow(config: Config, folder: Path) -> Iterator[Log]:
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+    mlflow.set_experiment("sizewise")
+    with mlflow.start_run(run_name=folder.name):
+        mlflow.log_params(dict(_flat(config.to_dict())))
+        yield lambda values, step: mlflow.log_metrics(
+            {name.replace("%", " percent"): value for name, value in values.items()}, step=step
+        )
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)

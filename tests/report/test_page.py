@@ -1,0 +1,263 @@
+"""The report: complete, self-contained, and right in a browser."""
+
+import base64
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import browser
+from sizewise import config as configs
+from sizewise import session
+from sizewise.report import page, records
+from sizewise.report.records import Run
+from sizewise.report.summary import Row
+from test_cli import assert_one_sentence, sizewise
+
+TABLES = {
+    "rounds": 3,
+    "model": {"name": "cnn", "args": {"layers": [8, 8, 16]}},
+    "data": {
+        "train_limit": 300,
+        "test_limit": 100,
+        "partition": "capped-dirichlet",
+        "min_samples": 5,
+        "alpha": 0.5,
+    },
+    "fleet": {
+        "devices": 8,
+        "per_round": 6,
+        "budgets": ["20kB", "200kB", "2MB"],
+        "profiles": ["pi-zero-2w", "pi-4", "desktop"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four runs: two methods with two seeds; some devices are refused."""
+    home = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "heterofl"):
+        for seed in (0, 1):
+            config = configs.from_dict({**TABLES, "method": {"name": method}, "seed": seed})
+            with session.started(config, home / f"{method}-{seed}") as federation:
+                federation.run()
+    return sorted(home.iterdir())
+
+
+@pytest.fixture(scope="module")
+def runs(folders: list[Path]) -> list[Run]:
+    return records.read(folders)
+
+
+@pytest.fixture(scope="module")
+def report(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    answer = sizewise("report", *folders, "--out", out)
+    assert (answer.code, answer.out.strip()) == (0, str(out)), answer.err
+    return out
+
+
+class Links(HTMLParser):
+    """All that a page could ask for, and what it lets people save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.saved: dict[str, str] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {key: value or "" for key, value in attrs}
+        for key in ("src", "href", "xlink:href", "srcset", "action"):
+            if key in values and not values[key].startswith("data:"):
+                self.asked.append(values[key])
+        if "download" in values:
+            data = values["href"].partition("base64,")[2]
+            self.saved[values["download"]] = base64.b64decode(data).decode()
+
+
+def links(path: Path) -> Links:
+    parser = Links()
+    parser.feed(path.read_text())
+    return parser
+
+
+def test_the_page_refers_to_nothing_outside(report: Path) -> None:
+    assert links(report).asked == []
+    assert "@import" not in report.read_text()
+    assert not re.search(r"url\(", report.read_text())
+
+
+CHARTS = [
+    *("accuracy-round", "accuracy-sent", "accuracy-flops", "accuracy-seconds"),
+    *("accuracy-device-seconds", "accuracy-by-size", "memory", "pieces", "participation", "labels"),
+]
+
+
+def test_every_chart_has_its_data(report: Path, runs: list[Run]) -> None:
+    saved = links(report).saved
+    assert sorted(saved) == sorted(
+        [f"{name}.{end}" for name in CHARTS for end in ("csv", "svg")]
+        + ["table.csv", "table.md", "table.tex"]
+    )
+    tables = {n: list(csv.DictReader(io.StringIO(t))) for n, t in saved.items() if "csv" in n}
+    assert all(tables.values())
+    last = [row for row in tables["accuracy-round.csv"] if row["round"] == "3"]
+    assert [float(row["accuracy"]) for row in last] == [run.totals()["accuracy"] for run in runs]
+    sent = tables["accuracy-sent.csv"][-1]["sent"]
+    assert float(sent) == runs[-1].result["bytes_up"] + runs[-1].result["bytes_down"]
+    memory = {(row["row"], row["group"]): row for row in tables["memory.csv"]}
+    assert memory["fedavg", "20kB"]["refused"] == "True"
+    assert int(memory["heterofl", "2MB"]["metered"]) == max(
+        run.result["peak_bytes"]["2MB"] or 0 for run in runs if run.row == "heterofl"
+    )
+    asked = sum(int(row["trained"]) + int(row["refused"]) for row in tables["participation.csv"])
+    assert asked == 2 * 3 * 6, "one seed of each method, three rounds, six devices"
+    assert sum(int(row["samples"]) for row in tables["labels.csv"]) == 300
+    widths = {(r["group"], r["part"]): float(r["width"]) for r in tables["pieces.csv"]}
+    assert widths["200kB", "block 1"] < widths["2MB", "block 1"] == 1
+
+
+def test_totals_are_the_result_of_the_run(runs: list[Run]) -> None:
+    for run in runs:
+        totals, result = run.totals(), run.result
+        for key in ("accuracy", "sizes", "bytes_up", "bytes_down", "flops"):
+            assert totals[key] == result[key], key
+        known = {group: peak for group, peak in result["peak_bytes"].items() if peak}
+        assert totals["peak_bytes"] == known
+        refused = sum(refusal["times"] for refusal in result["refused"])
+        assert sum(entry["times"] for entry in totals["refused"]) == refused
+
+
+def test_reasons_and_config_are_in_it(report: Path, runs: list[Run]) -> None:
+    text = report.read_text()
+    assert "one training step of the full model needs" in text
+    assert "devices = 8" in text
+    assert runs[0].result["state_sha256"] in text
+    assert runs[0].environment["torch"] in text
+
+
+def test_a_single_run_and_figures_for_papers(folders: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[0], tmp_path / "run")
+    answer = sizewise("report", tmp_path / "run", "--figures", tmp_path / "figures")
+    assert answer.code == 0, answer.err
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "fedavg reaches" in text
+    assert "The table" not in text
+    made = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert made == sorted(f"{name}.{end}" for name in CHARTS for end in ("csv", "pdf", "svg"))
+
+
+def test_a_run_of_an_earlier_version_still_has_a_report(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    shutil.copytree(folders[0], tmp_path / "run")
+    for name in ("plan.json", "environment.json", "result.json"):
+        (tmp_path / "run" / name).unlink()
+    with (tmp_path / "run" / "updates.jsonl").open("a") as file:
+        file.write('{"round": 4, "dev')  # a line that is being written
+    assert sizewise("report", tmp_path / "run").code == 0
+
+
+def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
+    assert_one_sentence(sizewise("report", tmp_path), "neither a run folder nor a comparison")
+    assert_one_sentence(sizewise("report", tmp_path / "none"), "neither a run folder nor")
+    (tmp_path / "config.toml").write_text('seed = 0\n[method]\nname = "fedavg"\n')
+    assert_one_sentence(sizewise("report", tmp_path), "has been evaluated yet")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_that_differ_in_something_else_keep_apart(folders: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[0], tmp_path / "other")
+    found = records.read([folders[0], tmp_path / "other"])
+    assert [run.row for run in found] == [folders[0].name, "other"]
+
+
+def test_a_headline_does_not_overstate(runs: list[Run]) -> None:
+    clear = [Row("a", (0, 1), (0.90, 0.92)), Row("b", (0, 1), (0.70, 0.72))]
+    assert page.headline(clear, runs) == "a leads on digits with 91.0%"
+    close = [Row("a", (0, 1), (0.90, 0.92)), Row("b", (0, 1), (0.95, 0.86))]
+    assert page.headline(close, runs) == "a and b are close on digits: 91.0%, 90.5%"
+    assert page.headline([Row("a", (0,), (0.5,))], runs) == "a reaches 50.0% on digits"
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Page]:
+    program = browser.find()
+    if program is None:
+        pytest.skip("no Chromium is installed; set CHROME to its program")
+    with browser.started(program) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375], ids=["desktop", "phone"])
+def test_the_report_in_a_browser(
+    chromium: browser.Page, report: Path, width: int, dark: bool
+) -> None:
+    """No complaint, no request but for the file itself, nothing wider than the window."""
+    chromium.open(report, width, 900, dark)
+    asked = [url for url in chromium.requests if not url.startswith("data:")]
+    assert asked == [report.resolve().as_uri()]
+    assert chromium.complaints == []
+    assert chromium.ask("document.documentElement.scrollWidth") <= width
+    visible = "[...document.querySelectorAll('svg')].filter(s => s.getClientRects().length)"
+    kind = "wide" if width > 640 else "narrow"
+    shown = chromium.ask(f"{visible}.map(s => s.classList[0])")
+    assert shown == [kind] * 6, "one of five tabs, and five other charts"
+    # Words of a drawing must not leave it, nor be too small to read.
+    outside = chromium.ask(
+        f"{visible}.flatMap(s => [...s.querySelectorAll('text')].filter(t => {{"
+        "const a = t.getBoundingClientRect(), b = s.getBoundingClientRect();"
+        "return a.left < b.left - 2 || a.right > b.right + 2"
+        "}).map(t => t.textContent))"
+    )
+    assert outside == []
+    smallest = chromium.ask(
+        f"Math.min(...{visible}.flatMap(s => [...s.querySelectorAll('text')]"
+        ".map(t => t.getBoundingClientRect().height)))"
+    )
+    assert smallest >= 10
+    page_colour = chromium.ask("getComputedStyle(document.body).backgroundColor")
+    assert (page_colour == "rgb(22, 24, 27)") == dark
+    if folder := os.environ.get("SIZEWISE_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        chromium.screenshot(Path(folder, f"{width}-{'dark' if dark else 'light'}.png"))
+
+
+def test_tabs_work_with_mouse_and_keyboard(chromium: browser.Page, report: Path) -> None:
+    chromium.open(report, 1280, 900)
+    shown = "[...document.querySelectorAll('.tabs figure')].filter(f => f.getClientRects().length)"
+    assert chromium.ask(f"{shown}.map(f => f.className)") == ["panel-accuracy-round"]
+    chromium.ask("document.querySelector('label[for=accuracy-flops]').click()")
+    assert chromium.ask(f"{shown}.map(f => f.className)") == ["panel-accuracy-flops"]
+    assert chromium.ask("document.querySelector('#accuracy-flops').tabIndex") == 0
+
+
+def test_the_browser_test_would_notice(chromium: browser.Page, tmp_path: Path) -> None:
+    """Fault planted: a script that complains, an image from elsewhere, a box too wide."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<div style='width:3000px'>x</div><img src='http://127.0.0.1:9/x.png'>"
+        "<script>console.log('said'); missing()</script>"
+    )
+    chromium.open(bad, 800, 600)
+    assert "http://127.0.0.1:9/x.png" in chromium.requests
+    assert any("said" in complaint for complaint in chromium.complaints)
+    assert any("Uncaught" in complaint for complaint in chromium.complaints)
+    assert chromium.ask("document.documentElement.scrollWidth") > 800
+
+
+def test_the_plan_is_noted_with_the_run(folders: list[Path]) -> None:
+    rows = json.loads((folders[-1] / "plan.json").read_text())
+    assert [row["group"] for row in rows] == ["20kB", "200kB", "2MB"]
