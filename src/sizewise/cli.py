@@ -16,6 +16,7 @@ from sizewise.errors import SizewiseError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from sizewise.config import Config
     from sizewise.federation import Federation
     from sizewise.run import Totals
 
@@ -39,19 +40,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, las
 
 INTERRUPTED = 130
 
+flower = typer.Typer(help="Many machines: apps for Flower.", no_args_is_help=True)
+app.add_typer(flower, name="flower")
+
 
 @app.command()
 def run(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    engine: Annotated[
+        Literal["local", "flower"], typer.Option(help="flower: on simulated Flower nodes.")
+    ] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train: one run, in a folder of its own."""
     from sizewise import config as configs
     from sizewise import session
 
-    _train(session.started(configs.load(config, overrides), out), as_json)
+    chosen = configs.load(config, overrides)
+    if engine == "flower":
+        _simulate(chosen, out, as_json)
+    else:
+        _train(session.started(chosen, out), as_json)
 
 
 @app.command()
@@ -104,6 +115,20 @@ def list_names(
         print(f"{name:<{width}}  {description}")
 
 
+@flower.command(name="new")
+def flower_new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the app.")],
+    config: ConfigFile = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Write a Flower app folder for a config, to be started with `flwr run`."""
+    from sizewise import config as configs
+    from sizewise.engines import flower_folder
+
+    flower_folder.write(folder, configs.load(config, overrides))
+    print(f"wrote {folder}; start it with: flwr run {folder} NAME-OF-YOUR-SUPERLINK --stream")
+
+
 def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None:
     """Run a federation with a progress line, then print its result."""
     from sizewise.report import progress, tables
@@ -123,6 +148,23 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool) -> None
             path = federation.folder.path
             print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+    _show(result, as_json)
+
+
+def _simulate(config: "Config", out: Path | None, as_json: bool) -> None:
+    """Run a federation on simulated Flower nodes, then print its result."""
+    from sizewise.engines import flower_simulation
+    from sizewise.report import progress
+
+    flower_simulation.check_installed()
+    with progress.Progress(config.rounds) as bar:
+        result = flower_simulation.run(config, out, bar.update)
+    _show(result, as_json)
+
+
+def _show(result: Mapping[str, Any], as_json: bool) -> None:
+    from sizewise.report import tables
+
     if as_json:
         print(json.dumps(result))
     else:

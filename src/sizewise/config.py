@@ -12,6 +12,7 @@ from typing import Any
 
 from sizewise import methods
 from sizewise.data.dataset import Dataset
+from sizewise.engines.round_policy import RoundPolicy
 from sizewise.errors import ConfigError
 from sizewise.fleet import Fleet, FleetConfig
 from sizewise.method import Method
@@ -63,10 +64,12 @@ class EngineConfig:
         enforce: Hold every training step to its device's budget. Otherwise only the first steps of
             each kind of work are metered, which is enough unless a model's appetite depends on
             its data; costs 7 to 18 % of the speed.
+        flower: Whom a server waits for when devices are machines of their own.
     """
 
     workers: int = 1
     enforce: bool = False
+    flower: RoundPolicy = field(default_factory=RoundPolicy)
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -38,6 +38,7 @@ class Method:
         ignores_budgets: Whether devices train more than their bytes hold. Printed at start-up.
         recipe_defaults: Recipe values this method starts from; the user's config wins.
         steady: Whether all steps of a stage need the same bytes, so that metering a few will do.
+        personal: Whether the deployed models are what devices remember, one for each device.
         Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
     """
 
@@ -45,6 +46,7 @@ class Method:
     ignores_budgets: bool = False
     recipe_defaults: ClassVar[Mapping[str, Any]] = {}
     steady: bool = True
+    personal: bool = False
 
     @dataclass(frozen=True)
     class Options:
@@ -203,6 +205,13 @@ class Method:
                 whole(training.own_tensors(module)), apart, piece.size
             )
         return self._views[piece.size]
+
+    def expected(self, plan: Plan) -> frozenset[str]:
+        """Return the local names of the tensors that an update for a plan cannot do without."""
+        copy = self.copy(plan.piece)
+        stages = [copy.actual(stage) for stage in plan.stages]
+        names = training.trained_names(copy.module, stages)
+        return frozenset(names).intersection(self.view(plan.piece))
 
     # ---- the device
 

@@ -23,7 +23,7 @@ from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
 from sizewise.state import State
 from sizewise.training import Shard
-from sizewise.view import cut
+from sizewise.view import Tensors, cut
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,12 @@ class Site:
         return Transform(policy, self.dataset.mean, self.dataset.std)
 
     def train(self, state: State, plan: Plan) -> Update | Refusal:
-        """Do a device's work for one round."""
+        """Do a device's work for one round, given the server's state."""
+        received = cut(state.tensors, self.method.view(plan.piece))
+        return self.work(plan, received, state.devices.get(plan.device, {}))
+
+    def work(self, plan: Plan, tensors: Tensors, memory: Tensors) -> Update | Refusal:
+        """Do a device's work for one round, given what it received and what it remembers."""
         shard = Shard(
             self.dataset.train_images,
             self.dataset.train_labels,
@@ -50,11 +55,10 @@ class Site:
             self.transform,
         )
         start = time.perf_counter()
-        tensors = cut(state.tensors, self.method.view(plan.piece))
         try:
             if len(shard) == 0:
                 raise DataError("it holds no training data")
-            update = self.method.train(plan, tensors, shard, state.devices.get(plan.device, {}))
+            update = self.method.train(plan, tensors, shard, memory)
             if update.steps == 0:
                 raise DataError(
                     f"its {len(shard)} samples fill no batch; turn recipe.drop_last off"

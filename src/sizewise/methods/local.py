@@ -27,6 +27,11 @@ class Local(FedAvg):
     """Training without a federation."""
 
     discloses = frozenset[str]()
+    personal = True
+
+    def expected(self, plan: Plan) -> frozenset[str]:
+        """Nothing is sent."""
+        return frozenset()
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train on from the device's own model; send nothing."""

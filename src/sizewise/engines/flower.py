@@ -1,0 +1,213 @@
+"""The Flower engine: every device is a node of its own, and the grid carries plans and tensors.
+
+The federation's loop runs in a ServerApp and does not know. Each device is sent its own tensors,
+and updates are merged in the order of the plans, so the bits are those of the in-process engine.
+What devices remember stays with them; the server keeps its hash, to know which version counts.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from sizewise.config import Config
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import load_partition
+from sizewise.engines import Outcome, flower_replies
+from sizewise.engines import flower_wire as wire
+from sizewise.engines.flower_journal import Journal
+from sizewise.engines.flower_roster import Member, Roster
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.site import Site
+from sizewise.errors import EngineError, TooFewUpdates, UpdateRefused
+from sizewise.evaluation import Score
+from sizewise.method import Method
+from sizewise.plan import Plan, Refusal, Update
+from sizewise.state import State
+from sizewise.structure import plain
+from sizewise.view import Tensors, cut
+
+WINDOW = 8
+"""Updates that may wait here for an earlier, slower one; others wait in the SuperLink."""
+
+JOINING = 30.0
+"""Seconds that a round waits for nodes that just came to say who they are."""
+
+GRACE = 60.0
+"""Seconds for which a reply is kept beyond its deadline, so that a late one is seen as late."""
+
+ABSENT = "no node of this device is connected"
+UNSENT = "the SuperLink did not take the message for it"
+LATE = "it did not answer before the deadline"
+SPARE = "enough other devices had answered"
+
+
+class FlowerEngine:
+    """Trains devices on the nodes of a Flower federation.
+
+    Attributes:
+        roster: The nodes that are connected.
+        journal: What happened to them.
+    """
+
+    def __init__(self, grid: Grid, poll: float = 0.2) -> None:
+        self.journal = Journal()
+        self.roster = Roster(grid, self.journal, poll)
+        self._grid, self._poll = grid, poll
+        # Messages that were given up, in case that a reply comes after all.
+        self._overdue: dict[str, Plan] = {}
+
+    def open(self, config: Config, method: Method, dataset: Dataset, partition: str) -> None:
+        """Take over the run: its config, its method and data, and the file of its partition."""
+        shards = load_partition(partition)
+        self._policy, self._method = config.engine.flower, method
+        self._sizes = shards.sizes()
+        self._here = LocalEngine(Site(method, dataset, shards))
+        # A node with data of its own has to see it as all others see theirs.
+        facts = {name: getattr(dataset, name) for name in ("class_names", "mean", "std")}
+        self._common = {"config": config.to_dict(), "data": plain(facts)}
+        self.journal.open(Path(partition).parent)
+
+    def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
+        """Yield what each plan's device sent back, in the order of the plans."""
+        self._collect_overdue()
+        self.roster.refresh(JOINING)
+        members, policy = self.roster.members, self._policy
+        deadline = time.monotonic() + policy.deadline
+        outcomes: dict[int, Outcome] = {}
+        sent: dict[str, int] = {}  # Numbers of the plans that are out, in their order.
+        texts = [json.dumps(plain(plan)) for plan in plans]
+        for number, plan in enumerate(plans):
+            if plan.device not in members:
+                outcomes[number] = _refusal(plan, ABSENT)
+                continue
+            tensors = cut(state.tensors, self._method.view(plan.piece))
+            order = {"plan": texts[number], "memory": _version(state, plan.device)}
+            message_id = self._send(members[plan.device], MessageType.TRAIN, order, tensors)
+            if message_id is None:
+                outcomes[number] = _refusal(plan, UNSENT)
+            else:
+                sent[message_id] = number
+        window = WINDOW if policy.enough is None else len(plans)
+        given = updates = 0
+        while given < len(plans):
+            if given in outcomes:
+                yield outcomes.pop(given)
+                given += 1
+                continue
+            # After the deadline, one last look at each in turn.
+            expired = time.monotonic() >= deadline
+            asked = list(sent)[: 1 if expired else window]
+            for reply in self._grid.pull_messages(asked):
+                number = sent.pop(reply.metadata.reply_to_message_id)
+                plan = plans[number]
+                outcomes[number] = self._read(reply, plan, texts[number], members, state)
+                updates += isinstance(outcomes[number], Update)
+            spare = policy.enough is not None and updates >= policy.enough
+            for message_id in list(sent) if spare else asked if expired else ():
+                if message_id in sent:
+                    number = sent.pop(message_id)
+                    self._overdue[message_id] = plans[number]
+                    outcomes[number] = _refusal(plans[number], SPARE if spare else LATE)
+            if given not in outcomes:
+                time.sleep(self._poll)
+        if updates < min(policy.minimum, len(plans)):
+            raise TooFewUpdates(
+                f"round {plans[0].round + 1} got {updates} of at least {policy.minimum} updates; "
+                f"see updates.jsonl and nodes.jsonl, connect more nodes, raise "
+                f"engine.flower.deadline or lower engine.flower.minimum, and start it again"
+            )
+
+    def _send(
+        self, member: Member, kind: str, order: dict[str, Any], tensors: Tensors
+    ) -> str | None:
+        """Send work to a node; return the message's id, None if the SuperLink does not take it."""
+        content = RecordDict(
+            {"order": wire.write({**self._common, **order}), "tensors": wire.pack(tensors)}
+        )
+        ttl = self._policy.deadline + GRACE
+        ids = list(self._grid.push_messages([Message(content, member.node, kind, ttl=ttl)]))
+        return ids[0] or None if ids else None
+
+    def _read(
+        self, reply: Message, plan: Plan, text: str, members: dict[int, Member], state: State
+    ) -> Outcome:
+        member = members[plan.device]
+        samples = 0 if member.own_data else int(self._sizes[plan.device])
+        outcome, forgot = flower_replies.read(
+            reply, plan, text, member, self._method, state, samples
+        )
+        if forgot:
+            reason = "it no longer has what it remembered of earlier rounds, and began anew"
+            self.journal.note(
+                "forgot", member.node, device=plan.device, round=plan.round + 1, reason=reason
+            )
+        return outcome
+
+    def _collect_overdue(self) -> None:
+        """Note the replies that came after their round had ended."""
+        if not self._overdue:
+            return
+        for reply in self._grid.pull_messages(list(self._overdue)):
+            plan = self._overdue.pop(reply.metadata.reply_to_message_id)
+            reason = "its reply came when the round was over; it is not merged"
+            if reply.has_error():
+                reason = f"no reply came: {reply.error.reason or 'no reason given':.300}"
+            node = reply.metadata.src_node_id
+            event = "failed" if reply.has_error() else "late"
+            self.journal.note(event, node, device=plan.device, round=plan.round + 1, reason=reason)
+
+    def evaluate(self, state: State) -> dict[str, Score]:
+        """Score every deployed model on the test set.
+
+        The server does it, except for models that devices keep for themselves.
+        """
+        if not (self._method.personal and state.devices):
+            return self._here.evaluate(state)
+        members = self.roster.members
+        sent: dict[str, str] = {}
+        for device, size in zip(sorted(state.devices), self._method.deploy(state), strict=True):
+            if device in members:
+                order = {"size": size, "device": device, "memory": _version(state, device)}
+                message_id = self._send(members[device], MessageType.EVALUATE, order, state.tensors)
+                if message_id is not None:
+                    sent[message_id] = size
+        scores: dict[str, Score] = {}
+        deadline = time.monotonic() + self._policy.deadline
+        while sent and time.monotonic() < deadline:
+            for reply in self._grid.pull_messages(list(sent)):
+                size = sent.pop(reply.metadata.reply_to_message_id)
+                try:
+                    scores[size] = self._score(reply)
+                except UpdateRefused as error:
+                    self.journal.note("unscored", reply.metadata.src_node_id, reason=str(error))
+            time.sleep(self._poll)
+        if not scores:
+            raise EngineError("no node scored its own model; see nodes.jsonl, then start it again")
+        return {size: scores[size] for size in self._method.deploy(state) if size in scores}
+
+    def _score(self, reply: Message) -> Score:
+        if reply.has_error():
+            raise UpdateRefused(f"{reply.error.reason!s:.300}")
+        score = wire.read_as(Score, reply.content, "score")
+        if not 0 <= score.correct <= score.samples or score.samples < 1:
+            raise UpdateRefused(f"{score.correct} of {score.samples} samples cannot be correct")
+        return score
+
+    def close(self) -> None:
+        """Nothing to let go of: nodes belong to Flower."""
+
+
+def _refusal(plan: Plan, reason: str) -> Refusal:
+    return Refusal(plan.device, plan.round, plan.group, reason)
+
+
+def _version(state: State, device: int) -> str:
+    """Return the hash of what a device remembers, "" if it is nothing."""
+    if device not in state.devices:
+        return ""
+    return bytes(state.devices[device][flower_replies.RECEIPT].tolist()).hex()
