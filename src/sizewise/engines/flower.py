@@ -42,6 +42,7 @@ GRACE = 60.0
 
 ABSENT = "no node of this device is connected"
 UNSENT = "the SuperLink did not take the message for it"
+BUSY = "its node has not answered since an earlier round"
 LATE = "it did not answer before the deadline"
 SPARE = "enough other devices had answered"
 
@@ -59,7 +60,7 @@ class FlowerEngine:
         self.roster = Roster(grid, self.journal, poll)
         self._grid, self._poll = grid, poll
         # Messages that were given up, in case that a reply comes after all.
-        self._overdue: dict[str, Plan] = {}
+        self._overdue: dict[str, tuple[Plan, int]] = {}
 
     def open(self, config: Config, method: Method, dataset: Dataset, partition: str) -> None:
         """Take over the run: its config, its method and data, and the file of its partition."""
@@ -78,20 +79,15 @@ class FlowerEngine:
         self.roster.refresh(JOINING)
         members, policy = self.roster.members, self._policy
         deadline = time.monotonic() + policy.deadline
-        outcomes: dict[int, Outcome] = {}
-        sent: dict[str, int] = {}  # Numbers of the plans that are out, in their order.
         texts = [json.dumps(plain(plan)) for plan in plans]
+        sent: dict[str, int] = {}  # Numbers of the plans that are out, in their order.
+        outcomes: dict[int, Outcome] = {}
         for number, plan in enumerate(plans):
-            if plan.device not in members:
-                outcomes[number] = _refusal(plan, ABSENT)
-                continue
-            tensors = cut(state.tensors, self._method.view(plan.piece))
-            order = {"plan": texts[number], "memory": _version(state, plan.device)}
-            message_id = self._send(members[plan.device], MessageType.TRAIN, order, tensors)
-            if message_id is None:
-                outcomes[number] = _refusal(plan, UNSENT)
+            went = self._hand_out(plan, texts[number], members, state)
+            if isinstance(went, Refusal):
+                outcomes[number] = went
             else:
-                sent[message_id] = number
+                sent[went] = number
         window = WINDOW if policy.enough is None else len(plans)
         given = updates = 0
         while given < len(plans):
@@ -111,7 +107,7 @@ class FlowerEngine:
             for message_id in list(sent) if spare else asked if expired else ():
                 if message_id in sent:
                     number = sent.pop(message_id)
-                    self._overdue[message_id] = plans[number]
+                    self._overdue[message_id] = plans[number], members[plans[number].device].node
                     outcomes[number] = _refusal(plans[number], SPARE if spare else LATE)
             if given not in outcomes:
                 time.sleep(self._poll)
@@ -121,6 +117,19 @@ class FlowerEngine:
                 f"see updates.jsonl and nodes.jsonl, connect more nodes, raise "
                 f"engine.flower.deadline or lower engine.flower.minimum, and start it again"
             )
+
+    def _hand_out(
+        self, plan: Plan, text: str, members: dict[int, Member], state: State
+    ) -> str | Refusal:
+        """Send a plan to its device; return the message's id, or why nothing was sent."""
+        member = members.get(plan.device)
+        if member is None:
+            return _refusal(plan, ABSENT)
+        if member.node in {node for _, node in self._overdue.values()}:
+            return _refusal(plan, BUSY)
+        tensors = cut(state.tensors, self._method.view(plan.piece))
+        order = {"plan": text, "memory": _version(state, plan.device)}
+        return self._send(member, MessageType.TRAIN, order, tensors) or _refusal(plan, UNSENT)
 
     def _send(
         self, member: Member, kind: str, order: dict[str, Any], tensors: Tensors
@@ -148,16 +157,22 @@ class FlowerEngine:
             )
         return outcome
 
+    def settle(self) -> None:
+        """Wait until no node is busy with what was given up, but no longer than for a round."""
+        end = time.monotonic() + self._policy.deadline
+        while self._overdue and time.monotonic() < end:
+            self._collect_overdue()
+            time.sleep(self._poll)
+
     def _collect_overdue(self) -> None:
         """Note the replies that came after their round had ended."""
         if not self._overdue:
             return
         for reply in self._grid.pull_messages(list(self._overdue)):
-            plan = self._overdue.pop(reply.metadata.reply_to_message_id)
+            plan, node = self._overdue.pop(reply.metadata.reply_to_message_id)
             reason = "its reply came when the round was over; it is not merged"
             if reply.has_error():
                 reason = f"no reply came: {reply.error.reason or 'no reason given':.300}"
-            node = reply.metadata.src_node_id
             event = "failed" if reply.has_error() else "late"
             self.journal.note(event, node, device=plan.device, round=plan.round + 1, reason=reason)
 

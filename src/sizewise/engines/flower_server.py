@@ -80,6 +80,7 @@ def serve(
                 engine.journal.note("abandoned", 0, reason=str(error))
                 if failures >= federation.config.engine.flower.attempts:
                     raise
+                engine.settle()
 
 
 @contextmanager
