@@ -34,12 +34,13 @@ class Deployment:
 
     Attributes:
         address: Where the SuperLink listens.
+        home: Flower's own folder, with the connections that `flwr` knows.
     """
 
     def __init__(self, folder: Path, certificates: Path | None = None) -> None:
         self._folder, self._certificates = folder, certificates
-        self._home = folder / "home"
-        self._home.mkdir(parents=True)
+        self.home = folder / "home"
+        self.home.mkdir(parents=True)
         self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -47,14 +48,14 @@ class Deployment:
         self._environment = {
             **os.environ,
             **QUIET,
-            "FLWR_HOME": str(self._home),
+            "FLWR_HOME": str(self.home),
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         }
         trust = "insecure = true"
         if certificates is not None:
             trust = f'root-certificates = "{certificates / "ca.crt"}"'
         config = f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "{self.address}"\n'
-        (self._home / "config.toml").write_text(config + trust + "\n")
+        (self.home / "config.toml").write_text(config + trust + "\n")
 
     def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
         """Start a process that writes to a log of this name."""
@@ -71,15 +72,14 @@ class Deployment:
         self._processes.append(process)
         return process
 
-    def superlink(self, *options: str | Path) -> subprocess.Popen[bytes]:
+    def superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink and wait until it listens."""
         trust: Sequence[str | Path] = ["--insecure"]
         if (pki := self._certificates) is not None:
             trust = ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.pem"]
             trust = [*trust, "--ssl-keyfile", pki / "server.key", "--enable-supernode-auth"]
         place = ("--host", "127.0.0.1", "--port", str(self._port))
-        base = ("--database", self._folder / "state.db")
-        process = self.start("superlink", "flower-superlink", *trust, *place, *base, *options)
+        process = self.start("superlink", "flower-superlink", *trust, *place)
         self.wait_for(self._listening, "the SuperLink to listen", process)
         return process
 
@@ -148,7 +148,7 @@ class Deployment:
 
     def close(self) -> None:
         """End everything that was ever started here, orphans included."""
-        marker = f"FLWR_HOME={self._home}".encode()
+        marker = f"FLWR_HOME={self.home}".encode()
         for _ in range(3):
             for entry in Path("/proc").glob("[0-9]*"):
                 try:

@@ -17,10 +17,10 @@ from deployment import Deployment
 
 from sizewise.engines import flower_folder
 
-MEMORY = ("800kB", "1MB", "5MB")
+MEMORY = ("100kB", "250kB", "2MB")
 TABLES: dict[str, Any] = {
     "rounds": 2,
-    "model": {"name": "preresnet8"},
+    "model": {"name": "cnn", "args": {"layers": [8, 16, 16]}},
     "data": {"name": "digits", "train_limit": 300, "test_limit": 100},
     "fleet": {"devices": 3, "per_round": 3},
     "method": {"name": "fedepth"},
@@ -98,8 +98,8 @@ def test_a_killed_server_goes_on_where_it_was(
         return bool(lines(tmp_path, "history.jsonl")) and logs[0] >= trained[0] + 2
 
     deployment.wait_for(in_second_round, "the second round")
-    deployment.kill(nodes[-1])
-    deployment.kill(first)
+    for process in (nodes[-1], first):
+        deployment.kill(process)
     assert len(lines(tmp_path, "history.jsonl")) == 1
     nodes[-1] = deployment.superlink()
     again = deployment.run(app)

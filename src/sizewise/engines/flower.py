@@ -55,7 +55,7 @@ class FlowerEngine:
         journal: What happened to them.
     """
 
-    def __init__(self, grid: Grid, poll: float = 0.2) -> None:
+    def __init__(self, grid: Grid, poll: float = 0.5) -> None:
         self.journal = Journal()
         self.roster = Roster(grid, self.journal, poll)
         self._grid, self._poll = grid, poll

@@ -51,7 +51,7 @@ def serve(
     config: Config,
     out: Path,
     observe: Observer = lambda line, totals: None,
-    poll: float = 0.2,
+    poll: float = 0.5,
 ) -> dict[str, Any]:
     """Run a federation on a grid, from where its folder is, and return the result.
 
