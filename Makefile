@@ -30,6 +30,7 @@ lint: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/flower.py
 
 lock:
 	$(BIN)/python tools/lock.py

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 PATIENCE = 240.0
 """Seconds to wait for anything; a quiet machine needs a few, a busy one must not fail a test."""
@@ -87,7 +86,9 @@ class Deployment:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
-    def supernode(self, number: int, settings: str, key: Path | None = None) -> Any:
+    def supernode(
+        self, number: int, settings: str, key: Path | None = None, patience: float = PATIENCE
+    ) -> subprocess.Popen[bytes]:
         """Start the SuperNode of a device and wait until the SuperLink knows it."""
         name = f"supernode-{number}"
         before = self.log(name).count("SuperNode ID")
@@ -101,12 +102,12 @@ class Deployment:
             *("--host", "127.0.0.1", "--port", str(free_port())),
             *("--node-config", f"partition-id={number} {settings}"),
         )
-        self._ready(name, before, process)
-        return process
 
-    def _ready(self, name: str, before: int, process: subprocess.Popen[bytes]) -> None:
-        known = lambda: self.log(name).count("SuperNode ID") > before  # noqa: E731
-        self.wait_for(known, f"{name} to be known", process)
+        def known() -> bool:
+            return self.log(name).count("SuperNode ID") > before
+
+        self.wait_for(known, f"{name} to be known", process, patience)
+        return process
 
     def run(self, app: Path) -> subprocess.Popen[bytes]:
         """Start an app on this deployment."""
@@ -117,9 +118,10 @@ class Deployment:
         happened: Callable[[], object],
         what: str,
         process: subprocess.Popen[bytes] | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         """Wait until something happened; fail with all logs if it does not, or a process ends."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience
         while not happened():
             ended = process is not None and process.poll() is not None
             if time.monotonic() > end or (ended and not happened()):

@@ -1,6 +1,7 @@
 """Every method gives the same bits on Flower's grid as in one process, also when it is resumed."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def test_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
         k: v for k, v in expected.items() if k not in differing
     }
     assert facts(tmp_path / "there") == facts(tmp_path / "here")
+
+
+def test_the_page_names_every_method() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/flower.md"
+    rows = re.findall(r"^\| \[([a-z-]+)\]\(methods/.*\| yes \| (.*)\|$", page.read_text(), re.M)
+    assert [name for name, _ in rows] == sorted(catalogue.names("methods"))
+    assert {name for name, memory in rows if memory.strip()} == REMEMBERING.keys()
 
 
 class Killed(Exception):

@@ -71,7 +71,7 @@ def test_a_node_whose_key_is_not_registered_stays_outside(
     command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(stranger)]
     subprocess.run(command, check=True)
     with pytest.raises(AssertionError, match="waited in vain"):
-        deployment.supernode(7, "memory='1MB'", stranger)
+        deployment.supernode(7, "memory='1MB'", stranger, patience=30.0)
     assert "SuperNode ID" not in deployment.log("supernode-7")
 
 
