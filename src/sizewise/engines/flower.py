@@ -90,14 +90,19 @@ class FlowerEngine:
                 sent[went] = number
         window = WINDOW if policy.enough is None else len(plans)
         given = updates = 0
+        refused: dict[int, str] = {}
         while given < len(plans):
             if given in outcomes:
-                yield outcomes.pop(given)
+                outcome = outcomes.pop(given)
+                if isinstance(outcome, Refusal):
+                    refused[outcome.device] = outcome.reason
+                yield outcome
                 given += 1
                 continue
             # After the deadline, one last look at each in turn.
             expired = time.monotonic() >= deadline
-            asked = list(sent)[: 1 if expired else window]
+            near = [name for name, number in sent.items() if number < given + window]
+            asked = near[:1] if expired else near
             for reply in self._grid.pull_messages(asked):
                 number = sent.pop(reply.metadata.reply_to_message_id)
                 plan = plans[number]
@@ -112,10 +117,13 @@ class FlowerEngine:
             if given not in outcomes:
                 time.sleep(self._poll)
         if updates < min(policy.minimum, len(plans)):
+            # Nothing of this round will be kept, so this is the place to say what happened.
+            number = plans[0].round + 1
+            self.journal.note("abandoned", 0, round=number, updates=updates, refused=refused)
             raise TooFewUpdates(
-                f"round {plans[0].round + 1} got {updates} of at least {policy.minimum} updates; "
-                f"see updates.jsonl and nodes.jsonl, connect more nodes, raise "
-                f"engine.flower.deadline or lower engine.flower.minimum, and start it again"
+                f"round {number} got {updates} of at least {policy.minimum} updates; see "
+                f"nodes.jsonl, connect more nodes, raise engine.flower.deadline or lower "
+                f"engine.flower.minimum, and start it again"
             )
 
     def _hand_out(

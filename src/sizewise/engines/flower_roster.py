@@ -54,12 +54,14 @@ class Roster:
                 return
             time.sleep(self._poll)
 
-    def wait(self, count: int, seconds: float) -> None:
-        """Wait until so many devices are there; raise EngineError if they do not come in time."""
+    def wait(self, count: int, seconds: float, least: int) -> None:
+        """Wait until so many devices are there; raise EngineError if fewer than the least come."""
         end = time.monotonic() + seconds
         self.refresh()
         while len(self.members) < count:
             if time.monotonic() >= end:
+                if len(self.members) >= least:
+                    return
                 raise EngineError(
                     f"{len(self.members)} of {count} devices are connected after {seconds:g} s; "
                     f"start more SuperNodes, or lower engine.flower.nodes"

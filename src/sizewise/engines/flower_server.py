@@ -74,10 +74,9 @@ def serve(
         while True:
             try:
                 return federation.run(observed)
-            except TooFewUpdates as error:
+            except TooFewUpdates:
                 # Nothing of that round was kept: it is done again, from the last durable one.
                 failures += 1
-                engine.journal.note("abandoned", 0, reason=str(error))
                 if failures >= federation.config.engine.flower.attempts:
                     raise
                 engine.settle()
@@ -89,8 +88,9 @@ def _opened(engine: FlowerEngine, config: Config, out: Path) -> Iterator[Federat
     exists = (out / "config.toml").is_file()
     chosen = configs.load(out / "config.toml") if exists else config
     fleet, policy = chosen.fleet, chosen.engine.flower
-    everybody = sum(group.count for group in fleet.group) or fleet.devices
-    engine.roster.wait(policy.nodes or everybody, policy.wait)
+    wanted = policy.nodes or sum(group.count for group in fleet.group) or fleet.devices
+    # A run that was under way goes on without nodes that are gone for good.
+    engine.roster.wait(wanted, policy.wait, policy.minimum if exists else wanted)
     if exists:
         opening = session.resumed(out, engine=engine)
     else:
