@@ -69,11 +69,11 @@ def test_telling_its_budget_does_not_import_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def write_images(folder: Path, split: str, labels: list[int]) -> None:
-    """Write 8x8 pictures as a parquet file that knows which column holds images."""
+def write_images(folder: Path, split: str, labels: list[int], side: int = 8) -> None:
+    """Write square pictures as a parquet file that knows which column holds images."""
     generator, pictures = np.random.default_rng(len(labels)), []
     for label in labels:
-        pixels = generator.integers(0, 60, (8, 8), dtype=np.uint8)
+        pixels = generator.integers(0, 60, (side, side), dtype=np.uint8)
         pixels[label % 8] += 190
         pictures.append(Image.fromarray(pixels))
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
@@ -114,9 +114,18 @@ def test_a_folder_of_its_own(tmp_path: Path) -> None:
     assert own["refused"] is None
 
 
-def test_a_folder_with_other_labels_is_refused(tmp_path: Path) -> None:
-    write_images(tmp_path / "own", "train", list(range(12)))
-    write_images(tmp_path / "own", "test", [0, 1])
+@pytest.mark.parametrize(
+    ("labels", "side", "reason"),
+    [
+        (12, 8, "its data has 12 classes, and the run has 10"),
+        (3, 9, "its images are (1, 9, 9), and those of the run (1, 8, 8)"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused(
+    labels: int, side: int, reason: str, tmp_path: Path
+) -> None:
+    write_images(tmp_path / "own", "train", list(range(labels)), side)
+    write_images(tmp_path / "own", "test", [0, 1], side)
     grid = FakeGrid([{"partition-id": 0}, {"partition-id": 1, "data": str(tmp_path / "own")}])
     serve(grid, config_of(), tmp_path / "run", poll=0.01)
-    assert "its data has 12 classes, and the run has 10" in updates(tmp_path / "run")[1]["refused"]
+    assert reason in updates(tmp_path / "run")[1]["refused"]

@@ -19,6 +19,7 @@ from fake_grid import FakeGrid, honest
 from flwr.app import Message
 
 from sizewise.engines import flower
+from sizewise.engines.flower_replies import GONE
 from sizewise.engines.flower_server import serve
 
 
@@ -165,6 +166,22 @@ def test_a_restarted_node_takes_over_before_its_old_self_is_missed(
     serve(grid, config_of(2), tmp_path / "run", after, poll=0.01)
     trained = [node for kind, node in grid.asked if kind == "train"]
     assert trained == [101, 102, 103, 104, 101, 102, 105, 104]
+
+
+def test_a_node_restarted_in_mid_round_is_not_waited_for(grid: FakeGrid, tmp_path: Path) -> None:
+    """That its device is there again, as another node, tells that the work is lost."""
+
+    def restart(message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 103:
+            grid.connect({"partition-id": 2})
+            return None
+        return reply
+
+    grid.tamper = restart
+    serve(grid, config_of(2, deadline=600.0), tmp_path / "run", poll=0.01)
+    reasons = told(tmp_path / "run")
+    assert [reasons[1, device] for device in range(4)] == [None, None, GONE, None]
+    assert [reasons[2, device] for device in range(4)] == [None] * 4
 
 
 def test_a_run_waits_for_its_nodes_and_says_how_many_came(grid: FakeGrid, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class FlowerEngine:
         self._sizes = shards.sizes()
         self._here = LocalEngine(Site(method, dataset, shards))
         # A node with data of its own has to see it as all others see theirs.
-        facts = {name: getattr(dataset, name) for name in ("class_names", "mean", "std")}
+        facts = {name: getattr(dataset, name) for name in ("shape", "class_names", "mean", "std")}
         self._common = {"config": config.to_dict(), "data": plain(facts)}
         self.journal.open(Path(partition).parent)
 
@@ -109,22 +109,28 @@ class FlowerEngine:
                 outcomes[number] = self._read(reply, plan, texts[number], members, state)
                 updates += isinstance(outcomes[number], Update)
             spare = policy.enough is not None and updates >= policy.enough
-            for message_id in list(sent) if spare else asked if expired else ():
-                if message_id in sent:
-                    number = sent.pop(message_id)
-                    self._overdue[message_id] = plans[number], members[plans[number].device].node
-                    outcomes[number] = _refusal(plans[number], SPARE if spare else LATE)
+            now = self.roster.members
+            for message_id in sent.keys() & (sent if spare else asked):
+                plan = plans[sent[message_id]]
+                gone = now.get(plan.device) != members[plan.device]
+                if spare or gone or expired:
+                    reason = SPARE if spare else flower_replies.GONE if gone else LATE
+                    outcomes[sent.pop(message_id)] = _refusal(plan, reason)
+                    self._overdue[message_id] = plan, members[plan.device].node
             if given not in outcomes:
                 time.sleep(self._poll)
+                self.roster.refresh()
         if updates < min(policy.minimum, len(plans)):
-            # Nothing of this round will be kept, so this is the place to say what happened.
-            number = plans[0].round + 1
-            self.journal.note("abandoned", 0, round=number, updates=updates, refused=refused)
-            raise TooFewUpdates(
-                f"round {number} got {updates} of at least {policy.minimum} updates; see "
-                f"nodes.jsonl, connect more nodes, raise engine.flower.deadline or lower "
-                f"engine.flower.minimum, and start it again"
-            )
+            raise self._abandoned(plans[0].round + 1, updates, refused)
+
+    def _abandoned(self, number: int, updates: int, refused: dict[int, str]) -> TooFewUpdates:
+        """Note a round that does not count, of which nothing else will tell; return the error."""
+        self.journal.note("abandoned", 0, round=number, updates=updates, refused=refused)
+        return TooFewUpdates(
+            f"round {number} got {updates} of at least {self._policy.minimum} updates; see "
+            f"nodes.jsonl, connect more nodes, raise engine.flower.deadline or lower "
+            f"engine.flower.minimum, and start it again"
+        )
 
     def _hand_out(
         self, plan: Plan, text: str, members: dict[int, Member], state: State

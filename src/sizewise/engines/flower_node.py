@@ -141,9 +141,18 @@ class Node:
 
 
 def _like_the_others(
-    dataset: "Dataset", class_names: list[str], mean: list[float], std: list[float]
+    dataset: "Dataset",
+    shape: list[int],
+    class_names: list[str],
+    mean: list[float],
+    std: list[float],
 ) -> "Dataset":
     """Return a node's own data, labelled and normalised as everybody's."""
+    if dataset.shape != tuple(shape):
+        raise DataError(
+            f"its images are {dataset.shape}, and those of the run {tuple(shape)}; "
+            f"set data.image_size, or convert them"
+        )
     if dataset.classes > len(class_names):
         raise DataError(
             f"its data has {dataset.classes} classes, and the run has {len(class_names)}; "

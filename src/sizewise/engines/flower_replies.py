@@ -24,10 +24,12 @@ from sizewise.view import check, view_in_bytes
 RECEIPT = "receipt"
 """The one tensor that the server keeps of a device's memory: its hash."""
 
+GONE = "its node left while it was at work"
+
 _FAILURES = {
     3: "its message expired before it was fetched",
     4: "its reply expired before it was fetched",
-    5: "its node left while it was at work",
+    5: GONE,
     8: "its ClientApp stopped responding",
 }
 
