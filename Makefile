@@ -31,6 +31,7 @@ lint: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/flower.py
 
 docs: $(VENV)/dev
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"

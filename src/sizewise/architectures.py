@@ -190,11 +190,14 @@ class Architectures(Method):
         if not models:
             return {self.main.size: partial(self._model, state, self.main, None)}
         return {
-            f"device {number} ({models[number]})": partial(
-                self._model, state, self.piece(models[number]), int(number)
-            )
-            for number in sorted(models, key=int)
+            size: partial(self._model, state, self.piece(models[str(number)]), number)
+            for size, number in self.owners(state).items()
         }
+
+    def owners(self, state: State) -> dict[str, int]:
+        """Return whose model each is."""
+        models: Mapping[str, str] = state.extras["models"]
+        return {f"device {n} ({models[n]})": int(n) for n in sorted(models, key=int)}
 
     def _model(self, state: State, piece: Piece, number: int | None) -> nn.Module:
         memory = {} if number is None else state.devices.get(number, {})

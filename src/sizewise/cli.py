@@ -16,6 +16,7 @@ from sizewise.errors import ConfigError, SizewiseError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from sizewise.config import Config
     from sizewise.federation import Federation
     from sizewise.run import Totals
 
@@ -43,12 +44,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, las
 INTERRUPTED = 130
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
+flower = typer.Typer(help="Many machines: apps for Flower.", no_args_is_help=True)
+app.add_typer(flower, name="flower")
+
 
 @app.command()
 def run(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    engine: Annotated[
+        Literal["local", "flower"], typer.Option(help="flower: on simulated Flower nodes.")
+    ] = "local",
     track: Trackers = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +63,11 @@ def run(
     from sizewise import config as configs
     from sizewise import session
 
-    _train(session.started(configs.load(config, overrides), out), as_json, track)
+    chosen = configs.load(config, overrides)
+    if engine == "flower":
+        _simulate(chosen, out, as_json, track)
+    else:
+        _train(session.started(chosen, out), as_json, track)
 
 
 @app.command()
@@ -229,6 +240,20 @@ def list_names(
         print(f"{name:<{width}}  {description}")
 
 
+@flower.command(name="new")
+def flower_new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the app.")],
+    config: ConfigFile = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Write a Flower app folder for a config, to be started with `flwr run`."""
+    from sizewise import config as configs
+    from sizewise.engines import flower_folder
+
+    flower_folder.write(folder, configs.load(config, overrides))
+    print(f"wrote {folder}; start it with: flwr run {folder} NAME-OF-YOUR-SUPERLINK --stream")
+
+
 def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: list[str]) -> None:
     """Run a federation with a progress line, then print its result."""
     from sizewise import trackers
@@ -254,6 +279,26 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: 
         except KeyboardInterrupt:
             print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+    _show(result, as_json)
+
+
+def _simulate(config: "Config", out: Path | None, as_json: bool, track: list[str]) -> None:
+    """Run a federation on simulated Flower nodes, then print its result."""
+    from sizewise.engines import flower_simulation
+    from sizewise.errors import ConfigError
+    from sizewise.report import progress
+
+    if track:
+        raise ConfigError("--track works with --engine local only; leave it out")
+    flower_simulation.check_installed()
+    with progress.Progress(config.rounds) as bar:
+        result = flower_simulation.run(config, out, bar.update)
+    _show(result, as_json)
+
+
+def _show(result: Mapping[str, Any], as_json: bool) -> None:
+    from sizewise.report import tables
+
     if as_json:
         print(json.dumps(result))
     else:

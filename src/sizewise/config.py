@@ -12,6 +12,7 @@ from typing import Any
 
 from sizewise import methods
 from sizewise.data.dataset import Dataset
+from sizewise.engines.round_policy import RoundPolicy
 from sizewise.errors import ConfigError
 from sizewise.fleet import Fleet, FleetConfig
 from sizewise.method import Method
@@ -74,11 +75,13 @@ class EngineConfig:
             its data; costs 7 to 18 % of the speed.
         save_every: Make a checkpoint after every so many rounds, and after the last. A crash loses
             at most so many rounds; with large models, writing can take longer than training.
+        flower: Whom a server waits for when devices are machines of their own.
     """
 
     workers: int = 1
     enforce: bool = False
     save_every: int = 1
+    flower: RoundPolicy = field(default_factory=RoundPolicy)
 
     def __post_init__(self) -> None:
         for name in ("workers", "save_every"):

@@ -62,3 +62,7 @@ class EngineError(SizewiseError):
     """A worker process that died or could not be started."""
 
     exit_code = 1
+
+
+class TooFewUpdates(EngineError):
+    """A round to which so few devices answered in time that it does not count."""

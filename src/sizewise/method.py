@@ -222,6 +222,13 @@ class Method:
         """Return the shapes of what such a device shares of its samples, on the meta device."""
         return {}
 
+    def expected(self, plan: Plan) -> frozenset[str]:
+        """Return the local names of the tensors that an update for a plan cannot do without."""
+        copy = self.copy(plan.piece)
+        stages = [copy.actual(stage) for stage in plan.stages]
+        names = training.trained_names(copy.module, stages)
+        return frozenset(names).intersection(self.view(plan.piece))
+
     # ---- the device
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
@@ -337,6 +344,10 @@ class Method:
         Each is filled when it is asked for, and valid until the next one is.
         """
         return {piece.size: partial(self.filled, piece, state) for piece in self.pieces(state)}
+
+    def owners(self, state: State) -> Mapping[str, int]:
+        """Return whose memory deployed models are made from, by size; empty: the server has all."""
+        return {}
 
     def pieces(self, state: State) -> Sequence[Piece]:
         """Return the pieces that people run, smallest first."""

@@ -7,7 +7,7 @@ and divided, the model is built and checked, and some device is known to be able
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from sizewise.data import partitions, sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.data.texts import own_tokenizer
-from sizewise.engines import Engine
+from sizewise.engines import Engine, RemoteEngine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
@@ -115,7 +115,10 @@ def bytes_of_share(task: Task, share: float) -> int:
 
 @contextmanager
 def started(
-    config: Config, out: Path | None = None, dataset: Dataset | None = None
+    config: Config,
+    out: Path | None = None,
+    dataset: Dataset | None = None,
+    engine: RemoteEngine | None = None,
 ) -> Iterator[Federation]:
     """Yield the federation of a new run.
 
@@ -123,29 +126,33 @@ def started(
         config: The run.
         out: Its folder; default: a new one under `runs/`.
         dataset: Data that is in memory already, in place of what the config names.
+        engine: Where devices do their work, in place of this machine. Its owner closes it.
     """
-    with _engine(config) as pool:
+    with nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet)
-        folder = RunFolder.create(out or _new_name(config), config)
+        folder = RunFolder.create(out or new_name(config), config)
         try:
-            yield _federation(setting, folder, pool)
+            yield _federation(setting, folder, remote)
         finally:
             folder.release()
 
 
 @contextmanager
-def resumed(path: Path, dataset: Dataset | None = None) -> Iterator[Federation]:
+def resumed(
+    path: Path, dataset: Dataset | None = None, engine: RemoteEngine | None = None
+) -> Iterator[Federation]:
     """Yield the federation of an earlier run, to go on where it stopped.
 
     Args:
         path: Its folder.
         dataset: The data it was started with, if that was given in memory.
+        engine: Where devices do their work, in place of this machine. Its owner closes it.
     """
     folder, config = RunFolder.open(path)
     try:
-        with _engine(config) as pool:
-            yield _federation(prepare(config, dataset), folder, pool)
+        with nullcontext(engine) if engine else _engine(config) as remote:
+            yield _federation(prepare(config, dataset), folder, remote)
     finally:
         folder.release()
 
@@ -168,7 +175,7 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
             pool.close()
 
 
-def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) -> Federation:
+def _federation(setting: Setting, folder: RunFolder, remote: RemoteEngine | None) -> Federation:
     config, method, dataset = setting.config, setting.method, setting.dataset
     identity = {"data_sha256": dataset.fingerprint()}
     described = folder.path / "partition.json"
@@ -190,16 +197,16 @@ def _federation(setting: Setting, folder: RunFolder, pool: PoolEngine | None) ->
             f"restore {config.data.name!r}, or start a new run"
         )
     engine: Engine
-    if pool is None:
+    if remote is None:
         engine = LocalEngine(Site(method, dataset, setting.partition))
     else:
-        pool.open(config, method, dataset, str(folder.partition))
-        engine = pool
+        remote.open(config, method, dataset, str(folder.partition))
+        engine = remote
     folder.restore()  # A damaged checkpoint should show now, before anything is announced.
     return Federation(config, method, setting.fleet, engine, folder)
 
 
-def _new_name(config: Config) -> Path:
+def new_name(config: Config) -> Path:
     """Return a folder under `runs/` that does not exist yet."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{Path(config.data.name).name}"

@@ -194,16 +194,22 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
-    """Return copies of what some stage trained: its parameters, and buffers beside them.
+    """Return copies of what some stage trained.
 
     Frozen tensors are left out: they are not sent and do not count as covered.
     """
+    state = own_tensors(module)
+    return {name: state[name].detach().clone() for name in trained_names(module, stages)}
+
+
+def trained_names(module: nn.Module, stages: Sequence[Stage]) -> list[str]:
+    """Return the names of what some stage trains: its parameters, and buffers beside them."""
     parameters = dict(module.named_parameters())
     state = own_tensors(module)
     learned = {name for stage in stages for name in state if learns(name, stage.trainable)}
     holders = {name.rpartition(".")[0] for name in learned if name in parameters}
-    return {
-        name: tensor.detach().clone()
-        for name, tensor in state.items()
+    return [
+        name
+        for name in state
         if name in learned or (name not in parameters and name.rpartition(".")[0] in holders)
-    }
+    ]

@@ -1,26 +1,39 @@
 """Engines: where devices do their work. The method code is the same on all of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from sizewise.evaluation import Score
-from sizewise.plan import Plan, Refusal, Update
-from sizewise.state import State
+# Only names of types: a Flower node that tells its budget should not have to import torch.
+if TYPE_CHECKING:
+    from sizewise.config import Config
+    from sizewise.data.dataset import Dataset
+    from sizewise.evaluation import Score
+    from sizewise.method import Method
+    from sizewise.plan import Plan, Refusal, Update
+    from sizewise.state import State
 
-Outcome = Update | Refusal
+Outcome: TypeAlias = "Update | Refusal"
 
 
 class Engine(Protocol):
     """What the federation needs of an engine."""
 
-    def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
+    def train(self, state: "State", plans: "Sequence[Plan]") -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
         ...
 
-    def evaluate(self, state: State) -> Mapping[str, Score]:
+    def evaluate(self, state: "State") -> "Mapping[str, Score]":
         """Score every deployed model on the test set."""
         ...
 
     def close(self) -> None:
         """Let go of processes and memory."""
+        ...
+
+
+class RemoteEngine(Engine, Protocol):
+    """An engine that works elsewhere, and so has to be handed the run first."""
+
+    def open(self, config: "Config", method: "Method", dataset: "Dataset", partition: str) -> None:
+        """Hand over the run: its config, its method and data, and the file of its partition."""
         ...

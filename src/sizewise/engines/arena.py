@@ -21,7 +21,7 @@ Layout = dict[str, tuple[str, list[int], int]]
 """By tensor name: type, shape, offset in bytes."""
 
 _ALIGNMENT = 64
-_TYPES = {
+TYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in (
         *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -75,8 +75,8 @@ class Arena:
     def _tensor(self, kind: str, shape: list[int], offset: int) -> Tensor:
         count = math.prod(shape)
         if count == 0 or self._map is None:
-            return torch.empty(shape, dtype=_TYPES[kind])
-        flat = torch.frombuffer(self._map, dtype=_TYPES[kind], count=count, offset=offset)
+            return torch.empty(shape, dtype=TYPES[kind])
+        flat = torch.frombuffer(self._map, dtype=TYPES[kind], count=count, offset=offset)
         return flat.reshape(shape)
 
     def close(self) -> None:

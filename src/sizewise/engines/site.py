@@ -41,7 +41,7 @@ class Site:
         return self.dataset.transform("none" if recipe.augment_once else recipe.augment)
 
     def train(self, state: State, plan: Plan, parcel: Tensors | None = None) -> Update | Refusal:
-        """Do a device's work for one round.
+        """Do a device's work for one round, given the server's state.
 
         Args:
             state: The server's state; in a worker, without the server's own memory.
@@ -49,6 +49,12 @@ class Site:
             parcel: What the server sends beside the model; default: what the method takes from the
                 state.
         """
+        parcel = self.method.parcel(state, plan) if parcel is None else parcel
+        received = {**cut(state.tensors, self.method.view(plan.piece)), **parcel}
+        return self.work(plan, received, state.devices.get(plan.device, {}))
+
+    def work(self, plan: Plan, tensors: Tensors, memory: Tensors) -> Update | Refusal:
+        """Do a device's work for one round, given what it received and what it remembers."""
         shard = Shard(
             self.dataset.train_images,
             self.dataset.train_labels,
@@ -56,12 +62,10 @@ class Site:
             self.transform,
         )
         start = time.perf_counter()
-        parcel = self.method.parcel(state, plan) if parcel is None else parcel
-        tensors = {**cut(state.tensors, self.method.view(plan.piece)), **parcel}
         try:
             if len(shard) == 0:
                 raise DataError("it holds no training data")
-            update = self.method.train(plan, tensors, shard, state.devices.get(plan.device, {}))
+            update = self.method.train(plan, tensors, shard, memory)
             if update.steps == 0:
                 raise DataError(
                     f"its {len(shard)} samples fill no batch; turn recipe.drop_last off"

@@ -57,6 +57,9 @@ FEATURES, LOGITS, LABELS = "features", "logits", "labels"
 ALONE, TAUGHT = "local", "distil"
 """Names of a device's stage, without and with the server's logits."""
 
+SERVED = " with server"
+"""How the name of a small model ends whose features go through the large one."""
+
 
 class FedGKT(Method):
     """Group knowledge transfer."""
@@ -285,13 +288,17 @@ class FedGKT(Method):
 
     def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
         """Return every device's small model, alone and before the large one."""
-        numbers: list[int | None] = [*sorted(state.devices)] or [None]
-        found: dict[str, Callable[[], nn.Module]] = {}
-        for ending, server in (("", False), (" with server", True)):
-            for number in numbers:
-                name = f"device {'any' if number is None else number}{ending}"
-                found[name] = partial(self._model, state, number, server)
-        return found
+        owners: Mapping[str, int | None] = self.owners(state)
+        owners = owners or {"device any": None, f"device any{SERVED}": None}
+        return {
+            size: partial(self._model, state, number, size.endswith(SERVED))
+            for size, number in owners.items()
+        }
+
+    def owners(self, state: State) -> dict[str, int]:
+        """Return whose small model each begins with."""
+        numbers = sorted(state.devices)
+        return {f"device {n}{ending}": n for ending in ("", SERVED) for n in numbers}
 
     def _model(self, state: State, number: int | None, server: bool) -> nn.Module:
         fresh = training.own_tensors(self.pattern(self.small))
@@ -304,5 +311,5 @@ class FedGKT(Method):
 
     def headline(self, sizes: Mapping[str, float]) -> float:
         """Return the mean accuracy with the server."""
-        found = [score for name, score in sizes.items() if name.endswith("with server")]
+        found = [score for name, score in sizes.items() if name.endswith(SERVED)]
         return sum(found) / len(found)

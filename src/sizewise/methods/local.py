@@ -28,6 +28,10 @@ class Local(FedAvg):
 
     discloses = frozenset[str]()
 
+    def expected(self, plan: Plan) -> frozenset[str]:
+        """Nothing is sent."""
+        return frozenset()
+
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train on from the device's own model; send nothing."""
         update = self.fit(plan, {**tensors, **memory}, shard)
@@ -37,7 +41,11 @@ class Local(FedAvg):
         """Return every device's own model; before any has trained, the common start."""
         if not state.devices:
             return super().deploy(state)
-        return {f"device {number}": self._model(state, number) for number in sorted(state.devices)}
+        return {size: self._model(state, number) for size, number in self.owners(state).items()}
+
+    def owners(self, state: State) -> dict[str, int]:
+        """Return whose model each is."""
+        return {f"device {number}": number for number in sorted(state.devices)}
 
     def _model(self, state: State, number: int) -> Callable[[], nn.Module]:
         common = cut(state.tensors, self.view(self.main))

@@ -1,0 +1,101 @@
+"""Seconds per round on Flower over the in-process engine, for the same work.
+
+    python benchmarks/flower.py [--rounds N] [--devices N] [--set KEY=VALUE]...
+
+A SuperLink and one SuperNode per device run on loopback, as processes of their own; every device
+takes part in every round. Both sides train the same devices on the same samples and must end with
+the same `state_sha256`. The first round of each is left out: it builds models and waits for nodes.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from sizewise import config as configs
+from sizewise import session
+from sizewise.config import Config
+from sizewise.engines import flower_folder
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/engines"))
+from deployment import Deployment
+
+BUDGETS = ["900kB", "1200kB", "5MB"]
+
+
+def make_config(devices: int, rounds: int, overrides: list[str]) -> Config:
+    """Return FeDepth on digits, for devices of three sizes."""
+    values = [
+        f"rounds={rounds}",
+        "engine.workers=1",
+        "model.name=preresnet8",
+        "method.name=fedepth",
+        f"fleet.devices={devices}",
+        f"fleet.per_round={devices}",
+        f"fleet.budgets={json.dumps(BUDGETS[:devices])}",
+        "recipe.batch=16",
+    ]
+    return configs.load(None, [*values, *overrides])
+
+
+def seconds(folder: Path) -> list[float]:
+    """Return what each round took, but for the first."""
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return [json.loads(line)["seconds"] for line in lines][1:]
+
+
+def here(config: Config, folder: Path) -> dict[str, Any]:
+    """Run in this process."""
+    with session.started(config, folder) as federation:
+        return federation.run()
+
+
+def on_flower(config: Config, folder: Path) -> dict[str, Any]:
+    """Run on a deployment, and return its result."""
+    flower_folder.write(folder / "app", config)
+    deployment = Deployment(folder / "flower")
+    try:
+        deployment.superlink()
+        for number in range(config.fleet.devices):
+            deployment.supernode(number, "")
+        deployment.run(folder / "app").wait()
+        result: dict[str, Any] = json.loads((folder / "app-run/result.json").read_text())
+    finally:
+        deployment.close()
+    return result
+
+
+def main() -> None:
+    """Measure both sides and print the ratio."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    options = parser.parse_args()
+    config = make_config(options.devices, options.rounds, options.overrides)
+    with tempfile.TemporaryDirectory() as name:
+        folder, start = Path(name), time.perf_counter()
+        local = here(config, folder / "here")
+        between = time.perf_counter()
+        remote = on_flower(config, folder)
+        end = time.perf_counter()
+        times = seconds(folder / "here"), seconds(folder / "app-run")
+    same = local["state_sha256"] == remote["state_sha256"]
+    medians = [statistics.median(part) for part in times]
+    print(f"same bits: {same}")
+    for label, part, median in zip(("in-process", "Flower"), times, medians, strict=True):
+        shown = ", ".join(f"{value:.2f}" for value in part)
+        print(f"{label:<11} {median:8.2f} s per round (rounds 2 and later: {shown})")
+    print(
+        f"overhead    {medians[1] - medians[0]:8.2f} s per round, {medians[1] / medians[0]:.1f} x"
+    )
+    print(f"whole runs  {between - start:8.1f} s in-process, {end - between:.1f} s on Flower")
+    sys.exit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()
