@@ -148,6 +148,7 @@ def carry_out(
             run.process.send_signal(signal.SIGINT)
         for run in running:
             run.process.wait()
+            run.outcome()
     return [outcomes[job.folder] for job in wanted]
 
 
@@ -190,12 +191,12 @@ class _Run:
 
     def outcome(self) -> Outcome:
         """Return what became of it, once it has ended."""
+        with self._errors:
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines() or ["it ended without a word"]
         found = finished(self.job)
         if found is not None:
             return found
-        self._errors.seek(0)
-        with self._errors:
-            said = self._errors.read().strip().splitlines() or ["it ended without a word"]
         reason = said[-1].removeprefix("error: ")
         return Outcome(self.job, None, reason, self.process.returncode)
 
