@@ -286,7 +286,7 @@ def _largest_difference(chosen: Deployed, other: Callable[[Tensor], Tensor], tas
     """Return how far two models are from each other on some random inputs."""
     differences = (
         (chosen.module(inputs) - other(inputs)).abs().max()
-        for inputs in task.drawn(COMPARED * chosen.batch).split(chosen.batch)
+        for inputs in torch.split(task.drawn(COMPARED * chosen.batch), chosen.batch)
     )
     return float(max(differences))
 

@@ -8,6 +8,7 @@ nothing is sent anywhere (`wandb sync` does that, if you ask for it). Each needs
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -79,19 +80,18 @@ def opened(names: Sequence[Name], config: Config, folder: Path) -> Iterator[Obse
 
 @contextmanager
 def _tensorboard(config: Config, folder: Path) -> Iterator[Log]:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    # Its types depend on whether tensorboard is installed.
+    writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(folder / "tensorboard")
 
     def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        writer.flush()  # type: ignore[no-untyped-call]
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
     try:
         yield log
     finally:
-        writer.close()  # type: ignore[no-untyped-call]
+        writer.close()
 
 
 @contextmanager
