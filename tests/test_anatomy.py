@@ -29,7 +29,7 @@ class Encoder(nn.Module):
 PATHS = {"stem": "embed", "blocks": "encoder.layers", "head": ["norm", "classifier"]}
 
 
-@pytest.mark.parametrize("name", catalogue())
+@pytest.mark.parametrize("name", [name for name in catalogue() if name != "encoder"])
 def test_parts_are_the_model_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
     width = 0.125 if name in ("wide_resnet101_2", "vit_base") else 1.0

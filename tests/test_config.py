@@ -146,8 +146,8 @@ def test_budgets_given_by_override_replace_those_of_the_file(
         ("method=fedavg", r"method must be a table, not 'fedavg'"),
         ("method.name=3", r"method\.name must be text in quotes, not 3"),
         ("method.name=fedavgg", r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
-        ("method.widht=0.5", r"unknown key 'method\.widht'; did you mean 'width'\?"),
-        ("method.width=2", r"method\.width must be in \(0, 1\], not 2\.0"),
+        ("method.hedas='skip'", r"unknown key 'method\.hedas'; did you mean 'heads'\?"),
+        ("method={name='fedavg', width=2}", r"method\.width must be in \(0, 1\], not 2\.0"),
         (
             "method={name='heterofl', widths=[0.5, 2]}",
             r"method\.widths must all be in \(0, 1\], not \[0\.5, 2\.0\]",

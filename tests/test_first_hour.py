@@ -243,7 +243,7 @@ def test_other_data_than_at_the_start_is_noticed(run, tmp_path, dataset):
 
 def test_a_file_named_like_a_standard_module_does_no_harm(tmp_path):
     (tmp_path / "random.py").write_text("raise SystemExit('the wrong random')")
-    settings = ("rounds=1", "model.name=linear", "engine.workers=2")
+    settings = ("rounds=1", "model.name=linear", "method.name=fedavg", "engine.workers=2")
     command = [sys.executable, "-P", "-m", "sizewise.cli", "run", "--out", "run", "--json"]
     command += [part for setting in settings for part in ("--set", setting)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

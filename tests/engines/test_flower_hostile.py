@@ -196,8 +196,8 @@ HOSTILE: dict[str, tuple[Callable[[Message], Message], str]] = {
     "text for a number": (report(samples="many"), "must be a whole number"),
     "an unknown key": (report(admin=True), "unknown key"),
     "memory that is no hash": (report(memory="../../etc/passwd"), "not a hash"),
-    "no report": (content(report=None), "expected two"),
-    "a third record": (content(more=ConfigRecord()), "expected two"),
+    "no report": (content(report=None), "expected three"),
+    "a fourth record": (content(more=ConfigRecord()), "expected three"),
     "tensors of another kind": (content(tensors=ConfigRecord()), "not an array record"),
     "a report of another kind": (content(report=ArrayRecord()), "no text of reasonable length"),
     "a report that is not JSON": (content(report=ConfigRecord({"json": "{"})), "not a JSON object"),
@@ -253,9 +253,8 @@ def test_another_devices_view_is_refused_though_its_shapes_fit(bench: Bench) -> 
 
     def replay(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 102:
-            reply.content = RecordDict(
-                {"report": wire.write(said), "tensors": kept[0].content["tensors"]}
-            )
+            records = {name: kept[0].content[name] for name in ("tensors", "shared")}
+            reply.content = RecordDict({"report": wire.write(said), **records})
         return reply
 
     bench.grid.tamper = replay

@@ -25,12 +25,20 @@ BASE: dict[str, Any] = {
     "recipe": {"batch": 8, "lr": 0.05, "eval_batch": 40},
 }
 # Methods that remember something on their devices, and budgets at which all of them train.
-REMEMBERING = {"local": [1.0], "depthfl": [1.2, 2.0], "m-fedepth": [1.0, 4.0]}
+REMEMBERING = {
+    "local": [1.0],
+    "depthfl": [1.2, 2.0],
+    "m-fedepth": [1.0, 4.0],
+    "fedin": [2.0],
+    "fedgkt": [2.0],
+}
+OPTIONS = {"fedgkt": {"client": "cnn", "client_args": {"layers": [6, 8]}, "server_epochs": 1}}
 
 
 def config_of(name: str, rounds: int = 2) -> Config:
     fleet = {**BASE["fleet"], "ratios": REMEMBERING.get(name, [0.5, 1.0])}
-    return configs.from_dict({**BASE, "rounds": rounds, "fleet": fleet, "method": {"name": name}})
+    method = {"name": name, **OPTIONS.get(name, {})}
+    return configs.from_dict({**BASE, "rounds": rounds, "fleet": fleet, "method": method})
 
 
 def in_process(config: Config, path: Path) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def test_without_aggregation_and_in_training_it_is_local(
             assert torch.equal(ours.devices[number][name], tensor)
     scores = LocalEngine(Site(alone, dataset, partition)).evaluate(ours)
     others = LocalEngine(Site(Local(task), dataset, partition)).evaluate(theirs)
-    assert [s.correct for s in scores.values()] == [s.correct for s in others.values()]
+    assert [s.counts for s in scores.values()] == [s.counts for s in others.values()]
 
 
 # ---- the store
