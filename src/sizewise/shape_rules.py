@@ -187,32 +187,28 @@ def _reduced(x: Tensor, dims: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple({dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)})
 
 
-@RULES.add("mean", "sum", "amax", "amin")
-def _reduce(
-    labels: Labels,
-    out: Tensor,
-    x: Tensor,
-    dims: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-) -> None:
-    gone = _reduced(x, dims)
-    for dim in gone:
-        labels.keep_whole(x, dim, "mixes channels; those it reads stay whole")
-    labels.put(out, [f if keepdim else f.squeeze(gone) for f in labels.of(x)])
+def _reduction(mixes: bool) -> Rule:
+    """Return the rule of a reduction; `mixes`: also what is absent would change its result."""
+
+    def apply(
+        labels: Labels,
+        out: Tensor,
+        x: Tensor,
+        dims: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+    ) -> None:
+        gone = _reduced(x, dims)
+        for dim in gone if mixes else ():
+            labels.keep_whole(x, dim, "mixes channels; those it reads stay whole")
+        left = [f for f in labels.of(x) if mixes or not set(varying(f)) & set(gone)]
+        labels.put(out, [f if keepdim else f.squeeze(gone) for f in left])
+
+    return apply
 
 
-@RULES.add("any")
-def _any(
-    labels: Labels,
-    out: Tensor,
-    x: Tensor,
-    dims: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-) -> None:
-    # A channel that is gone is a zero to what is left, and to `any` a zero is nothing.
-    gone = _reduced(x, dims)
-    left = [f for f in labels.of(x) if not set(varying(f)) & set(gone)]
-    labels.put(out, [f if keepdim else f.squeeze(gone) for f in left])
+RULES.update(dict.fromkeys(("mean", "sum", "amax", "amin"), _reduction(mixes=True)))
+# A channel that is gone is a zero to what is left, and to `any` a zero is nothing.
+RULES["any"] = _reduction(mixes=False)
 
 
 def _spatial(rank: int) -> Rule:

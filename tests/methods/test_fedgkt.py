@@ -1,7 +1,7 @@
 """FedGKT: what is told and what stays, the server's training, and a whole run."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import rounds
 from sizewise import config as configs
 from sizewise import preview, rng, session
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
 from sizewise.fleet import Device
@@ -42,19 +42,10 @@ def make_site(make_task: Callable[..., Task], dataset: Dataset, partition: Parti
 
 
 def do_round(
-    site: Site, state: State, round_index: int, devices: list[Device] = DEVICES
+    site: Site, state: State, round_index: int, devices: Sequence[Device] = DEVICES
 ) -> tuple[State, list[Update]]:
-    """Train devices, check what they tell, let the server train and the devices remember."""
-    method = site.method
-    plans = [method.plan(state, device, round_index) for device in devices]
-    updates: list[Update] = []
-    for update in LocalEngine(site).train(state, plans):
-        assert isinstance(update, Update), update
-        method.check(state, update)
-        updates.append(update)
-    merged = method.merge(state, updates)
-    kept = {**state.devices, **{u.plan.device: u.memory for u in updates}}
-    return replace(merged, devices=kept), updates
+    """Do a round with all devices, or with some."""
+    return rounds.do_round(site, state, round_index, devices)
 
 
 def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(make_site: MakeSite) -> None:

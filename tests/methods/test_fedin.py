@@ -1,7 +1,7 @@
 """FedIN: what is sent and what stays, the store, and a device's round by a slow reference."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import rounds
 from sizewise import cli, preview, rng, session
 from sizewise import config as configs
 from sizewise.data.dataset import Dataset
@@ -52,19 +53,10 @@ def make_site(make_task: Callable[..., Task], dataset: Dataset, partition: Parti
 
 
 def do_round(
-    site: Site, state: State, round_index: int, devices: list[Device] = DEVICES
+    site: Site, state: State, round_index: int, devices: Sequence[Device] = DEVICES
 ) -> tuple[State, list[Update]]:
-    """Train devices, check what they send, and let them remember."""
-    method = site.method
-    plans = [method.plan(state, device, round_index) for device in devices]
-    updates: list[Update] = []
-    for update in LocalEngine(site).train(state, plans):
-        assert isinstance(update, Update), update
-        method.check(state, update)
-        updates.append(update)
-    merged = method.merge(state, updates)
-    kept = {**state.devices, **{u.plan.device: u.memory for u in updates if u.memory}}
-    return replace(merged, devices=kept), updates
+    """Do a round with all devices, or with some."""
+    return rounds.do_round(site, state, round_index, devices)
 
 
 def run(site: Site, rounds: int = 2, devices: list[Device] = DEVICES) -> State:
