@@ -1,0 +1,26 @@
+"""One round by hand, for tests of methods whose devices remember and tell of their samples."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.site import Site
+from sizewise.fleet import Device
+from sizewise.plan import Update
+from sizewise.state import State
+
+
+def do_round(
+    site: Site, state: State, round_index: int, devices: Sequence[Device]
+) -> tuple[State, list[Update]]:
+    """Train devices, check what they send, merge it, and let the devices remember."""
+    method = site.method
+    plans = [method.plan(state, device, round_index) for device in devices]
+    updates: list[Update] = []
+    for update in LocalEngine(site).train(state, plans):
+        assert isinstance(update, Update), update
+        method.check(state, update)
+        updates.append(update)
+    merged = method.merge(state, updates)
+    kept = {**state.devices, **{u.plan.device: u.memory for u in updates if u.memory}}
+    return replace(merged, devices=kept), updates
