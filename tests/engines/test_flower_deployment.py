@@ -53,10 +53,16 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.fixture(scope="module")
 def nodes(deployment: Deployment) -> dict[int, Any]:
-    deployment_nodes: dict[int, Any] = {-1: deployment.superlink()}
-    for number, memory in enumerate(MEMORY):
-        deployment_nodes[number] = deployment.supernode(number, f"memory='{memory}'")
-    return deployment_nodes
+    """The processes of the devices, by number; -1 is the SuperLink."""
+    started: dict[int, Any] = {-1: deployment.superlink()}
+    for number in range(len(MEMORY)):
+        started[number] = deployment.supernode(number, settings(deployment, number))
+    return started
+
+
+def settings(deployment: Deployment, number: int) -> str:
+    """Return what a node's owner says: its bytes, and where it keeps what it remembers."""
+    return f"memory='{MEMORY[number]}' state-dir='{deployment.home}'"
 
 
 def app_of(folder: Path, **changes: Any) -> Path:
@@ -106,11 +112,8 @@ def test_a_killed_server_goes_on_where_it_was(
     for process in (nodes[-1], first):
         deployment.kill(process)
     assert len(lines(tmp_path, "history.jsonl")) == 1
+    # The nodes live on. They are in the SuperLink's database, and find it again by themselves.
     nodes[-1] = deployment.superlink()
-    # This SuperLink keeps nothing on disk: nodes that it does not know end, and are started anew.
-    for number, memory in enumerate(MEMORY):
-        deployment.kill(nodes[number])
-        nodes[number] = deployment.supernode(number, f"memory='{memory}'")
     again = deployment.run(app)
     again.wait(600)
     result = result_of(tmp_path, deployment)
@@ -130,7 +133,7 @@ def test_a_node_killed_in_mid_round_is_reported_and_may_come_back(
 
     deployment.wait_for(at_work, "device 2 to begin its second round", run)
     deployment.kill(nodes[2])
-    nodes[2] = deployment.supernode(2, f"memory='{MEMORY[2]}'")
+    nodes[2] = deployment.supernode(2, settings(deployment, 2))
     run.wait(600)
     result = result_of(tmp_path, deployment)
     assert result["rounds"] == 3
