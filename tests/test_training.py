@@ -12,7 +12,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
 from sizewise.task import Task
-from sizewise.training import Shard, fit, freeze, learns, make_optimizer, own_tensors, trained
+from sizewise.training import Shard, fit, freeze, learns, own_tensors, trained
 
 TRANSFORM = Transform("none", (0.0,), (1.0,))
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "batch": 100}
@@ -136,19 +136,6 @@ def test_each_epoch_is_shuffled_anew() -> None:
     fit(network(), Stage(0.1, 2), shard_of(12), Recipe(batch=12), generator(), loss=noting)
     assert sorted(seen[0]) == sorted(seen[1])
     assert seen[0] != seen[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
-)
-def test_optimizer_has_the_recipes_numbers(name: str, kind: type) -> None:
-    recipe = Recipe(optimizer=name, momentum=0.3, weight_decay=0.2)
-    optimizer = make_optimizer(recipe, list(network().parameters()), 0.7)
-    assert type(optimizer) is kind
-    (group,) = optimizer.param_groups
-    assert (group["lr"], group["weight_decay"]) == (0.7, 0.2)
-    assert group.get("momentum", 0.3) == 0.3
 
 
 # ---- freezing

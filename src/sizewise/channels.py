@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sizewise import layer_rules, shape_rules
+from sizewise.dispatch import DispatchMode
 from sizewise.dry_run import (
     computed,
     named_tensors,
@@ -221,7 +221,7 @@ def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
 _RULES = layer_rules.RULES | shape_rules.RULES
 
 
-class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Tracer(DispatchMode):
     """Applies the rule of every operation that runs, and remembers what came out."""
 
     def __init__(self, labels: Labels, loose: bool) -> None:

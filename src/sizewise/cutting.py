@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizewise.channels import Channels, Kept, Mask
+from sizewise.dispatch import DispatchMode
 from sizewise.dry_run import computed, named_tensors, on_meta, run
 from sizewise.errors import ModelError
 from sizewise.labels import Array
@@ -179,7 +179,7 @@ def _(narrow: nn.MultiheadAttention, full: nn.MultiheadAttention) -> None:
 # ---- the check
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):
     """Notes the shapes of all results that are computed."""
 
     def __init__(self) -> None:

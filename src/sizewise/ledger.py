@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizewise.meter import Meter, Trackable, tensors_of
+from sizewise.meter import Meter, Trackable, storage_of, tensors_of
 
 PROCESS_BASE = 1_000_000
 """Bytes of a process besides tensors and kernels: autograd's nodes, Python objects."""
@@ -75,7 +75,7 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
         """Say what tensors are for."""
         self.track(things)
         for tensor in tensors_of(things):
-            self._alive[tensor.untyped_storage()._cdata].label = label
+            self._alive[storage_of(tensor)._cdata].label = label
 
     def footprint(self, state: int = 0, transient: int = 0) -> Footprint:
         """Explain the peak, given the bytes of the optimiser's state and of its temporaries."""

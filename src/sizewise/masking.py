@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sizewise.channels import Channels, Kept, Mask
 from sizewise.cutting import shrink, view
+from sizewise.dispatch import DispatchMode
 from sizewise.dry_run import named_tensors, operation, run
 from sizewise.errors import ModelError
 from sizewise.view import cut, grid
@@ -151,7 +151,7 @@ def _scales(func: Any, args: Any) -> bool:
     return operation(func) in ("mul", "div") and isinstance(args[1], int | float)
 
 
-class _Factors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Factors(DispatchMode):
     """Notes the numbers by which a model scales its tensors, in order."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class _Factors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _AsNarrow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AsNarrow(DispatchMode):
     """Lets layer norms of the full model see the kept channels only, and scales as the narrow one.
 
     The narrow model runs the same operations in the same order, which `shrink` has checked.

@@ -10,7 +10,6 @@ the same on every machine, and `predict` gives exactly what a `Meter` around the
         training_step(model, optimizer, images, labels)
 """
 
-import copy
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.optim import SGD, Optimizer
 from torch.utils._pytree import tree_map
 
 from sizewise.errors import ModelError
+from sizewise.hollow import HollowMode, emptied, remade
 from sizewise.ledger import Footprint, Ledger
-from sizewise.meter import Meter, OutOfBudget, plain_tensors
+from sizewise.meter import Meter, OutOfBudget
+from sizewise.optimizers import Optimizer, Sgd
 from sizewise.step import rest, training_step
 
 __all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
@@ -42,7 +41,7 @@ def predict(
     inputs: Any,
     targets: Any = None,
     *,
-    optimizer: OptimizerFactory = SGD,
+    optimizer: OptimizerFactory = Sgd,
     trainable: Collection[str] | None = None,
     step: Step = training_step,
     anchored: bool = False,
@@ -60,7 +59,7 @@ def predict(
         inputs: A batch, as the step takes it. Only shapes and types matter, so tensors on the meta
             device do; containers of tensors are fine.
         targets: Likewise; default: one class label per input, int64 (B,).
-        optimizer: From the parameters that learn to an optimiser, e.g. `partial(SGD, lr=0.1)`.
+        optimizer: From the parameters that learn to an optimiser, of ours or of `torch.optim`.
         trainable: Prefixes of the names of the parameters that learn; default: those that do now.
         step: The training step, called as step(module, optimizer, inputs, targets).
         anchored: Whether the step gets a copy of every parameter that learns as a fifth argument,
@@ -151,9 +150,8 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Footpr
     # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
     if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
         try:
-            # Steps and models may hold constants of their own, which are real.
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
-            return _simulate(module, learning, spec, mode, _same_shape)
+            with torch.random.fork_rng(devices=[]):  # as below
+                return _simulate(module, learning, spec, HollowMode(), emptied)
         except Exception:  # noqa: S110
             pass  # it looks at its data; or it cannot run at all, and will say so again now
     try:
@@ -162,10 +160,6 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Footpr
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelError(f"{type(module).__name__} cannot take a step: {reason}") from error
-
-
-def _same_shape(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 def _same_data(tensor: Tensor) -> Tensor:
@@ -182,12 +176,9 @@ def _simulate(
     """Run one step on a copy of the module made of tensors of another kind, and account for it."""
     with mode:
         batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
-        constants = (*module.buffers(), *plain_tensors(module))
-        memo: dict[int, Any] = {id(tensor): same(tensor) for tensor in constants}
-        for name, parameter in module.named_parameters():
-            memo[id(parameter)] = nn.Parameter(same(parameter), requires_grad=name in learning)
-    # Outside the mode, so that what the model keeps out of sight stays as it is.
-    twin = copy.deepcopy(module, memo).train(spec.training)
+        twin = remade(module, same).train(spec.training)
+        for name, parameter in twin.named_parameters():
+            parameter.requires_grad_(name in learning)
     rest(twin)
     ledger = Ledger()
     ledger.record("parameters", twin)
@@ -206,19 +197,19 @@ def _simulate(
     return ledger.footprint(*_optimizer_bytes(spec.optimizer, parameters, stand_in.moved))
 
 
-class _StandIn(Optimizer):
-    """Takes the optimiser's place in a simulated step and notes when it is asked to act.
-
-    The optimiser itself runs apart, on meta tensors. Its many small operations are the same on
-    every device, and take a tenth of the time that they would take on fake tensors.
-    """
+class _StandIn:
+    """Takes the optimiser's place in a simulated step and notes when it is asked to act."""
 
     def __init__(self, parameters: list[nn.Parameter], ledger: Ledger) -> None:
-        super().__init__(parameters, {})
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters}]
+        self.state: dict[object, object] = {}
         self.ledger = ledger
         self.moved: set[int] = set()
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: there are no gradients yet."""
+
+    def step(self) -> None:
         """Note which parameters would move, and what is alive."""
         gradients = {i: p.grad for i, p in enumerate(self.param_groups[0]["params"])}
         present = {i: gradient for i, gradient in gradients.items() if gradient is not None}
@@ -231,16 +222,16 @@ def _optimizer_bytes(
     make: OptimizerFactory, parameters: Sequence[Tensor], moved: set[int]
 ) -> tuple[int, int]:
     """Return the bytes of an optimiser's state, and the most its step adds for a moment."""
-    # Not empty_like, which would make a fake tensor of a fake one.
-    twins = [nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta")) for p in parameters]
-    for index in moved:
-        twins[index].grad = torch.empty_like(twins[index])
-    optimizer = make(twins)
-    optimizer.step()  # the first step creates the state
-    with Meter() as meter:
-        meter.track(optimizer)
-        state = meter.live
-        meter.track(twins, [twin.grad for twin in twins if twin.grad is not None])
-        before = meter.live
-        optimizer.step()
-        return state, meter.peak - before
+    with HollowMode():
+        twins = [nn.Parameter(emptied(parameter)) for parameter in parameters]
+        for index in moved:
+            twins[index].grad = emptied(twins[index])
+        optimizer = make(twins)
+        optimizer.step()  # the first step creates the state
+        with Meter() as meter:
+            meter.track(optimizer)
+            state = meter.live
+            meter.track(twins, [twin.grad for twin in twins if twin.grad is not None])
+            before = meter.live
+            optimizer.step()
+            return state, meter.peak - before

@@ -16,10 +16,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sizewise.dispatch import DispatchMode
 from sizewise.errors import SizewiseError
+from sizewise.hollow import Hollow, plain_tensors
+from sizewise.optimizers import Optimizer
 
 Trackable = Tensor | nn.Module | Optimizer | Iterable[Any]
 """What a meter can be told to count: iterables hold more of the same, mappings as their values."""
@@ -53,8 +54,8 @@ class OutOfBudget(SizewiseError):
         )
 
 
-class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of live tensor storages while it is entered, real, fake or meta alike.
+class Meter(DispatchMode):
+    """Counts the bytes of live tensor storages while it is entered, real, hollow or meta alike.
 
     It sees what operations return, so whatever is alive beforehand has to be given to `track`.
     Storages are counted once however many tensors share them. Leaving the context forgets them all;
@@ -116,7 +117,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, tensor: Tensor, op: object) -> None:
         if tensor.layout is not torch.strided:
             return  # a sparse tensor is made of strided ones, which were counted when made
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         key, size = storage._cdata, storage.nbytes()
         known, weak = self._known.get(key, (0, None))
         if weak is not None and known == size:
@@ -186,10 +187,9 @@ class _Layers:
         self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
 
 
-def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield tensors that a module holds as plain attributes, neither parameter nor buffer."""
-    for layer in module.modules():
-        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """Return what holds a tensor's elements, or would, if it is hollow."""
+    return (tensor.outline if isinstance(tensor, Hollow) else tensor).untyped_storage()
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
@@ -203,7 +203,7 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
             yield parameter
             if parameter.grad is not None:
                 yield parameter.grad
-    elif isinstance(thing, Optimizer):
+    elif hasattr(thing, "param_groups"):
         yield from tensors_of(thing.state)
     elif isinstance(thing, Mapping):
         yield from tensors_of(thing.values())

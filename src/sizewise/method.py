@@ -18,8 +18,10 @@ from sizewise.anatomy import Anatomy
 from sizewise.blockwise import hidden_shapes
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
+from sizewise.hollow import clone, remade
 from sizewise.memory import Footprint, Meter
 from sizewise.merge import CoverageMean
+from sizewise.optimizers import make_optimizer
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.rows import with_rows
 from sizewise.state import State
@@ -119,7 +121,9 @@ class Method:
     def copy(self, piece: Piece) -> WorkingCopy:
         """Return this process's working copy for pieces of this size."""
         if piece.size not in self._copies:
-            self._copies[piece.size] = WorkingCopy(self.build(piece))
+            pattern = self._patterns.get(piece.size)
+            fresh = self.build(piece) if pattern is None else remade(pattern, clone)
+            self._copies[piece.size] = WorkingCopy(fresh)
         return self._copies[piece.size]
 
     def pattern(self, piece: Piece) -> nn.Module:
@@ -165,8 +169,9 @@ class Method:
         """Return the predicted bytes of one training step of a stage."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._footprints:
+            pattern = self.pattern(piece)
             actual = self.copy(piece).actual(stage)
-            self._footprints[key] = self.predicted(self.pattern(piece), actual)
+            self._footprints[key] = self.predicted(pattern, actual)
         return self._footprints[key]
 
     def predicted(self, module: nn.Module, stage: Stage) -> Footprint:
@@ -177,7 +182,7 @@ class Method:
             *self.example(stage, recipe.batch),
             step=training.make_step(recipe, self.objective(stage, None)),
             anchored=recipe.proximal > 0,
-            optimizer=partial(training.make_optimizer, recipe, lr=stage.lr),
+            optimizer=partial(make_optimizer, recipe, lr=stage.lr),
             trainable=stage.trainable,
         )
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from sizewise.label_sets import own_head
+from sizewise.optimizers import Optimizer
 
 Loss = Callable[[nn.Module, Any, Any], Tensor | Iterable[Tensor]]
 """From a module, inputs and targets to a scalar; or to several, each computed when it is asked for.

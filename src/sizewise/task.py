@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -132,10 +133,17 @@ class Task:
                 weights=self.model.weights,
                 width=1.0 if cuts else width,
                 args=self.model.args,
+                check=width not in self._checked,
             )
+            self._checked.add(width)
             if cuts:
                 module = self._narrowed(module, width)
         return norms.prepare(module, self.recipe.norm)
+
+    @cached_property
+    def _checked(self) -> set[float]:
+        """Widths at which the model has been seen to work: a cache, never a result."""
+        return set()
 
     def pretrained(self, module: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the weights that a model starts from instead of fresh ones, by name.

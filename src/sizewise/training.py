@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sizewise.memory import Meter
+from sizewise.meter import Meter
+from sizewise.optimizers import make_optimizer
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
 from sizewise.step import Loss, cross_entropy, rest, training_step
@@ -72,14 +72,6 @@ class Shard:
             if len(rows) < size and (drop_last or (len(rows) == 1 and len(order) > 1)):
                 return
             yield self.transform(self.images[rows], generator), self.labels[rows]
-
-
-def make_optimizer(recipe: Recipe, parameters: Sequence[nn.Parameter], lr: float) -> Optimizer:
-    """Return a fresh optimiser over the parameters that learn."""
-    if recipe.optimizer == "sgd":
-        return SGD(parameters, lr, recipe.momentum, weight_decay=recipe.weight_decay)
-    kind = Adam if recipe.optimizer == "adam" else AdamW
-    return kind(parameters, lr, weight_decay=recipe.weight_decay)
 
 
 def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Parameter]:

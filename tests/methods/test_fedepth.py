@@ -33,10 +33,10 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
 from sizewise.fleet import Device
 from sizewise.methods.fedepth import FeDepth, mutual
+from sizewise.optimizers import make_optimizer
 from sizewise.plan import Plan, Refusal
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
-from sizewise.training import make_optimizer
 from sizewise.view import Tensors
 
 Runs = Sequence[tuple[int, int]]

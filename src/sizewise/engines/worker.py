@@ -120,8 +120,6 @@ def main(descriptors: list[int]) -> None:
     state, data = Arena(descriptors[0]), Arena(descriptors[1])
     inboxes, outboxes, pipes = (descriptors[2 + i * count :][:count] for i in range(3))
     torch.set_num_threads(1)
-    # Torch imports much of itself at the first optimiser's first step: once, before forking.
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
     number = 0
     for other in range(1, count):
         if os.fork() == 0:

@@ -1,12 +1,12 @@
 """What the factories of the zoo share."""
 
-import copy
 from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 
 from sizewise.errors import ModelError
+from sizewise.hollow import clone, remade
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:
@@ -57,7 +57,7 @@ def check_output(model: nn.Module, inputs: Tensor, expected: tuple[int, ...]) ->
     sample = tuple(inputs.shape[1:])
     # A copy in eval mode: whatever its forward writes (norm statistics, caches) stays behind.
     try:
-        probe = copy.deepcopy(model).eval()
+        probe = remade(model, clone).eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits: object = probe(inputs)
     except Exception as error:  # a model of the user's may raise anything

@@ -1,0 +1,144 @@
+"""The devices' optimisers: torch's own update rules, without the classes around them.
+
+A device gets a fresh optimiser in every round, and takes few steps with it. `torch.optim.SGD` costs
+more than such a step of a small model: hooks, groups, a profiler's record, and at its first use an
+import of torch's compiler, which takes over a second. The rules are torch's functions, so the bits
+are those of its classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from sizewise.recipe import Recipe
+
+
+class Optimizer(Protocol):
+    """What a training step needs of an optimiser; those of `torch.optim` have it too.
+
+    Attributes:
+        param_groups: Groups of parameters, under "params".
+        state: What it remembers of each parameter.
+    """
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        ...
+
+    def step(self) -> Any:
+        """Move the parameters that have gradients."""
+        ...
+
+
+class _Base:
+    """Parameters, their gradients, and what is remembered of them."""
+
+    def __init__(self, parameters: Sequence[Parameter], lr: float, weight_decay: float) -> None:
+        self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
+        self.param_groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": lr}]
+        self.state: dict[Parameter, Any] = {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _moving(self) -> tuple[list[Any], list[Tensor]]:
+        """Return the parameters that have gradients, and these."""
+        moving = [parameter for parameter in self.parameters if parameter.grad is not None]
+        return moving, [p.grad for p in moving if p.grad is not None]
+
+
+class Sgd(_Base):
+    """Stochastic gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters, lr, weight_decay)
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters that have gradients."""
+        moving, gradients = self._moving()
+        velocities = [self.state.get(parameter) for parameter in moving]
+        sgd(
+            moving,
+            gradients,
+            velocities,
+            foreach=False,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if self.momentum:
+            self.state.update(zip(moving, velocities, strict=True))
+
+
+class Adam(_Base):
+    """Adam as in `torch.optim.Adam`; with `decoupled`, AdamW."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        *,
+        decoupled: bool = False,
+    ) -> None:
+        super().__init__(parameters, lr, weight_decay)
+        self.decoupled = decoupled
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters that have gradients."""
+        moving, gradients = self._moving()
+        for parameter in moving:
+            if parameter not in self.state:
+                self.state[parameter] = {
+                    "step": torch.zeros(()),
+                    "mean": torch.zeros_like(parameter),
+                    "square": torch.zeros_like(parameter),
+                }
+        moments: list[Mapping[str, Tensor]] = [self.state[parameter] for parameter in moving]
+        adam(
+            moving,
+            gradients,
+            [moment["mean"] for moment in moments],
+            [moment["square"] for moment in moments],
+            [],
+            [moment["step"] for moment in moments],
+            foreach=False,
+            decoupled_weight_decay=self.decoupled,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+def make_optimizer(recipe: Recipe, parameters: Sequence[Parameter], lr: float) -> Optimizer:
+    """Return a fresh optimiser over the parameters that learn."""
+    if recipe.optimizer == "sgd":
+        return Sgd(parameters, lr, recipe.momentum, recipe.weight_decay)
+    decoupled = recipe.optimizer == "adamw"
+    return Adam(parameters, lr, recipe.weight_decay, decoupled=decoupled)
