@@ -64,9 +64,9 @@ def test_a_head_of_full_width_is_the_model_itself(resnet: Stepwise) -> None:
 
 
 def test_cost_falls_with_frozen_layers_and_width(resnet: Stepwise) -> None:
-    whole = resnet.cost(3, 0, 0.5)
-    assert resnet.cost(3, 2, 0.5) < whole
-    assert resnet.cost(3, 0, 0.25) < whole
+    whole = resnet.bytes_of(3, 0, 0.5)
+    assert resnet.bytes_of(3, 2, 0.5) < whole
+    assert resnet.bytes_of(3, 0, 0.25) < whole
 
 
 def test_bytes_or_ratios_say_what_a_device_can_hold(resnet: Stepwise) -> None:

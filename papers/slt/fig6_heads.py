@@ -29,7 +29,7 @@ def main() -> None:
         for depth in DEPTHS:
             task = shared.task("resnet20", scale, ratio)
             method = SLT(task, SLT.Options(assign="ratio", depth=depth))
-            costs = [method.cost(n, max(n - depth, 0), s) for n, s in enumerate(method.table)]
+            costs = [method.bytes_of(n, max(n - depth, 0), s) for n, s in enumerate(method.table)]
             heads = method.table[1:]
             widest = widest or heads
             # Where both have a head; after the last step of depth 1 there is none to compare with.

@@ -225,7 +225,7 @@ class _Tracer(DispatchMode):
     """Applies the rule of every operation that runs, and remembers what came out."""
 
     def __init__(self, labels: Labels, loose: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.labels = labels
         self.loose = loose
         self.used: dict[int, None] = {}  # In the order of the first use.

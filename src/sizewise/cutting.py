@@ -183,7 +183,7 @@ class _Recorder(DispatchMode):
     """Notes the shapes of all results that are computed."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_dispatch__(

@@ -1,5 +1,7 @@
 """The base of what watches torch's operations."""
 
+from typing import Any
+
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -9,6 +11,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Hiding it costs an import of the compiler, over a second, and some microseconds for every
     operation. Nothing here is ever compiled.
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

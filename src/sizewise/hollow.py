@@ -41,21 +41,24 @@ class Hollow(Tensor):
     outline: Tensor
 
     @staticmethod
-    def __new__(cls, outline: Tensor) -> Self:
+    def __new__(cls, outline: Tensor, learns: bool = False) -> Self:
         """Return a tensor like one on the meta device."""
-        made: Self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Self = Tensor._make_wrapper_subclass(
             cls,
             outline.shape,
             outline.stride(),
             outline.storage_offset(),
             dtype=outline.dtype,
-            device="cpu",
+            device=torch.device("cpu"),
+            requires_grad=learns,
         )
         made.outline = outline
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Refuse: there is nothing to compute with."""
         raise NoData(f"{func} met a tensor without data outside of a HollowMode")
 
@@ -108,14 +111,31 @@ def remade(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
     constants = (*module.buffers(), *plain_tensors(module))
     memo: dict[int, Any] = {id(tensor): make(tensor) for tensor in constants}
     for parameter in module.parameters():
-        learns = parameter.requires_grad
-        memo[id(parameter)] = nn.Parameter(make(parameter), requires_grad=learns)
-    # A layer has a dozen tables of hooks, mostly empty. Copying them is most of the work.
-    for layer in module.modules():
-        for table in vars(layer).values():
-            if isinstance(table, dict | set) and not table:
-                memo[id(table)] = type(table)()
+        memo[id(parameter)] = as_parameter(make(parameter), parameter.requires_grad)
+    layers = list(module.modules())
+    if not any(hasattr(layer, "__deepcopy__") for layer in layers):
+        # The same as `deepcopy` would do, which spends most of its time on empty tables of hooks.
+        memo |= {id(layer): object.__new__(type(layer)) for layer in layers}
+        for layer in layers:
+            vars(memo[id(layer)]).update({k: _copied(v, memo) for k, v in vars(layer).items()})
     return copy.deepcopy(module, memo)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict | set) and not value and id(value) not in memo:
+        memo[id(value)] = type(value)()
+    return copy.deepcopy(value, memo)
+
+
+def as_parameter(tensor: Tensor, learns: bool = True) -> nn.Parameter:
+    """Return a tensor as a parameter."""
+    if not isinstance(tensor, Hollow):
+        return nn.Parameter(tensor, learns)
+    made: Any = Hollow(tensor.outline, learns)
+    made._is_param = True  # What torch knows a parameter of another class by.
+    return made  # type: ignore[no-any-return]
 
 
 def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -250,7 +270,7 @@ def _observe(func: Any, args: _List, kwargs: Mapping[str, Any]) -> _Results:
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
             raise NoData(f"{func} returns {type(tensor).__name__}")
         storage = tensor.untyped_storage()
-        spec, offset = _describe(tensor), tensor.storage_offset()
+        spec, offset = _describe(tensor), int(tensor.storage_offset())
         shares = owners.setdefault(storage._cdata, -1 - number)
         own = shares == -1 - number
         results.append(_Result(spec, offset, storage.nbytes(), None if own else shares))
@@ -265,7 +285,7 @@ def _make(result: _Result | None, given: Sequence[Tensor], made: Sequence[Any]) 
     if result.shares is not None:
         # What was given may begin anywhere in its storage; it was observed at the beginning.
         other = given[result.shares] if result.shares >= 0 else made[-1 - result.shares]
-        offset += other.storage_offset() if result.shares >= 0 else 0
+        offset += int(other.storage_offset()) if result.shares >= 0 else 0
         return Hollow(_outline(other).as_strided(spec.shape, spec.stride, offset))
     if result.size == _bytes(spec):
         return Hollow(torch.empty_strided(*spec[:2], dtype=spec.dtype, device="meta"))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizewise import flops
 from sizewise.meter import Meter, Trackable, storage_of, tensors_of
 
 PROCESS_BASE = 1_000_000
@@ -57,12 +58,16 @@ class _Life:
     died: float = math.inf
 
 
-class Ledger(Meter):  # type: ignore[no-untyped-call]
-    """A meter that remembers the life of every storage, so that the peak can be explained."""
+class Ledger(Meter):
+    """A meter that remembers the life of every storage, so that the peak can be explained.
+
+    Attributes:
+        flops: Floating-point operations so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = 0
+        self.clock = self.flops = 0
         self.optimizer_moments: list[int] = []
         self._lives: list[_Life] = []
         self._alive: dict[int, _Life] = {}
@@ -100,6 +105,7 @@ class Ledger(Meter):  # type: ignore[no-untyped-call]
                 if life.label == "workspace":
                     life.label = "activations"
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.flops += flops.of(func, args, kwargs or {}, out)
         name = func.name().split(".")[0]
         self._with_scratch = max(self._with_scratch, self.live + _scratch(name, args, out))
         if name.startswith("aten::convolution"):

@@ -155,7 +155,7 @@ class _Factors(DispatchMode):
     """Notes the numbers by which a model scales its tensors, in order."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[float] = []
 
     def __torch_dispatch__(
@@ -173,7 +173,7 @@ class _AsNarrow(DispatchMode):
     """
 
     def __init__(self, channels: Channels, mask: Mask, factors: Sequence[float]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         norms = [step for step in channels.steps if step.operation == "native_layer_norm"]
         # The last dimension is the one that is normalised; if several are, none is cut.
         ids = (step.ids.get(len(step.shape) - 1) for step in norms)

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sizewise.errors import ModelError
-from sizewise.hollow import HollowMode, emptied, remade
+from sizewise.hollow import HollowMode, as_parameter, emptied, remade
 from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget
-from sizewise.optimizers import Optimizer, Sgd
+from sizewise.optimizers import OneByOne, Optimizer, Sgd
 from sizewise.step import rest, training_step
 
-__all__ = ["Footprint", "Meter", "OutOfBudget", "predict"]
+__all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
 
 Step = Callable[..., object]
 """Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
@@ -36,7 +36,25 @@ Step = Callable[..., object]
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
 
 
-def predict(
+@dataclass(frozen=True)
+class Cost:
+    """What one training step takes.
+
+    Attributes:
+        footprint: Bytes, in the steady state, when the optimiser's state exists.
+        flops: Floating-point operations, forward and backward.
+    """
+
+    footprint: Footprint
+    flops: int
+
+
+def predict(module: nn.Module, inputs: Any, targets: Any = None, **options: Any) -> Footprint:
+    """Return the bytes of one step; see `cost` for what can be given."""
+    return cost(module, inputs, targets, **options).footprint
+
+
+def cost(
     module: nn.Module,
     inputs: Any,
     targets: Any = None,
@@ -46,8 +64,8 @@ def predict(
     step: Step = training_step,
     anchored: bool = False,
     training: bool = True,
-) -> Footprint:
-    """Return the footprint of one step in the steady state, when the optimiser's state exists.
+) -> Cost:
+    """Return what one step takes.
 
     Nothing is computed: the step runs on a copy whose tensors have shapes but no data. A model that
     looks at its data, or uses a kernel whose buffers only the real one knows (`nn.LSTM`), takes one
@@ -86,7 +104,7 @@ def predict(
 
 
 _CACHE_SIZE = 256
-_cache: dict[Hashable, Footprint] = {}
+_cache: dict[Hashable, Cost] = {}
 
 
 @dataclass(frozen=True)
@@ -134,6 +152,8 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
         return type(value), _fingerprint(vars(value), seen)
     if isinstance(value, partial):
         return _fingerprint((value.func, value.args, value.keywords), seen)
+    if isinstance(value, dict):  # Mostly tables of hooks, of which every layer has a dozen.
+        return tuple((key, _fingerprint(item, seen)) for key, item in value.items() if item != {})
     if isinstance(value, Mapping):
         return tuple((key, _fingerprint(item, seen)) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -146,7 +166,7 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
-def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Footprint:
+def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
     # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
     if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
         try:
@@ -172,13 +192,12 @@ def _simulate(
     spec: _Spec,
     mode: AbstractContextManager[object],
     same: Callable[[Tensor], Tensor],
-) -> Footprint:
+) -> Cost:
     """Run one step on a copy of the module made of tensors of another kind, and account for it."""
-    with mode:
-        batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
-        twin = remade(module, same).train(spec.training)
-        for name, parameter in twin.named_parameters():
-            parameter.requires_grad_(name in learning)
+    batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
+    twin = remade(module, same).train(spec.training)
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(name in learning)
     rest(twin)
     ledger = Ledger()
     ledger.record("parameters", twin)
@@ -186,7 +205,7 @@ def _simulate(
     if not spec.training:
         with mode, ledger, torch.no_grad():
             twin(batch[0])
-        return ledger.footprint()
+        return Cost(ledger.footprint(), ledger.flops)
     parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     stand_in = _StandIn(parameters, ledger)
     with mode:
@@ -194,7 +213,8 @@ def _simulate(
         ledger.record("parameters", anchors)
         with ledger:
             spec.step(twin, stand_in, *batch, *anchors)
-    return ledger.footprint(*_optimizer_bytes(spec.optimizer, parameters, stand_in.moved))
+    extra = _optimizer_bytes(spec.optimizer, parameters, stand_in.moved)
+    return Cost(ledger.footprint(*extra), ledger.flops)
 
 
 class _StandIn:
@@ -222,16 +242,27 @@ def _optimizer_bytes(
     make: OptimizerFactory, parameters: Sequence[Tensor], moved: set[int]
 ) -> tuple[int, int]:
     """Return the bytes of an optimiser's state, and the most its step adds for a moment."""
+    twins = [as_parameter(emptied(parameter)) for parameter in parameters]
+    for index in moved:
+        twins[index].grad = emptied(twins[index])
+    optimizer = make(twins)
+    if not isinstance(optimizer, OneByOne):
+        return _steady_bytes(optimizer, twins)
+    # Many parameters have the same shape, and need the same bytes.
+    kinds = [(p.shape, p.stride(), p.dtype, p.grad is not None) for p in twins]
+    examples = dict(zip(kinds, twins, strict=True))
+    each = {kind: _steady_bytes(make([p]), [p]) for kind, p in examples.items()}
+    state = sum(each[kind][0] for kind in kinds)
+    return state, max(transient for _, transient in each.values())
+
+
+def _steady_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[int, int]:
     with HollowMode():
-        twins = [nn.Parameter(emptied(parameter)) for parameter in parameters]
-        for index in moved:
-            twins[index].grad = emptied(twins[index])
-        optimizer = make(twins)
         optimizer.step()  # the first step creates the state
         with Meter() as meter:
             meter.track(optimizer)
             state = meter.live
-            meter.track(twins, [twin.grad for twin in twins if twin.grad is not None])
+            meter.track(parameters, [p.grad for p in parameters if p.grad is not None])
             before = meter.live
             optimizer.step()
             return state, meter.peak - before

@@ -68,7 +68,7 @@ class Meter(DispatchMode):
     """
 
     def __init__(self, budget: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.budget = budget
         self.live = 0
         self.peak = 0
@@ -203,7 +203,7 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
             yield parameter
             if parameter.grad is not None:
                 yield parameter.grad
-    elif hasattr(thing, "param_groups"):
+    elif hasattr(thing, "param_groups") and hasattr(thing, "state"):
         yield from tensors_of(thing.state)
     elif isinstance(thing, Mapping):
         yield from tensors_of(thing.values())

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from sizewise import flops, memory, norms, rng, server_optim, training
+from sizewise import memory, norms, rng, server_optim, training
 from sizewise.anatomy import Anatomy
 from sizewise.blockwise import hidden_shapes
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
 from sizewise.hollow import clone, remade
-from sizewise.memory import Footprint, Meter
+from sizewise.memory import Cost, Footprint, Meter
 from sizewise.merge import CoverageMean
 from sizewise.optimizers import make_optimizer
 from sizewise.plan import Piece, Plan, Stage, Update
@@ -63,8 +63,7 @@ class Method:
         self._copies: dict[str, WorkingCopy] = {}
         self._patterns: dict[str, nn.Module] = {}
         self._views: dict[str, View] = {}
-        self._footprints: dict[tuple[object, ...], Footprint] = {}
-        self._flops: dict[tuple[object, ...], int] = {}
+        self._costs: dict[tuple[object, ...], Cost] = {}
         self._metered: dict[tuple[object, ...], int] = {}
 
     @cached_property
@@ -167,17 +166,20 @@ class Method:
 
     def footprint(self, piece: Piece, stage: Stage) -> Footprint:
         """Return the predicted bytes of one training step of a stage."""
-        key = (piece.size, stage.trainable, stage.name)
-        if key not in self._footprints:
-            pattern = self.pattern(piece)
-            actual = self.copy(piece).actual(stage)
-            self._footprints[key] = self.predicted(pattern, actual)
-        return self._footprints[key]
+        return self.cost(piece, stage).footprint
 
-    def predicted(self, module: nn.Module, stage: Stage) -> Footprint:
-        """Return the predicted bytes of one training step of a stage on a model."""
+    def cost(self, piece: Piece, stage: Stage) -> Cost:
+        """Return what one training step of a stage is predicted to take."""
+        key = (piece.size, stage.trainable, stage.name)
+        if key not in self._costs:
+            pattern = self.pattern(piece)
+            self._costs[key] = self.predicted(pattern, self.copy(piece).actual(stage))
+        return self._costs[key]
+
+    def predicted(self, module: nn.Module, stage: Stage) -> Cost:
+        """Return what one training step of a stage on a model is predicted to take."""
         recipe = self.task.recipe
-        return memory.predict(
+        return memory.cost(
             module,
             *self.example(stage, recipe.batch),
             step=training.make_step(recipe, self.objective(stage, None)),
@@ -192,16 +194,7 @@ class Method:
 
     def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
         """Return the FLOPs of training on one sample in a stage."""
-        key = (piece.size, stage.trainable, stage.name)
-        if key not in self._flops:
-            trainable = self.copy(piece).actual(stage).trainable
-            self._flops[key] = flops.per_sample(
-                self.pattern(piece),
-                *self.example(stage, flops.SAMPLES),
-                self.objective(stage, None),
-                trainable,
-            )
-        return self._flops[key]
+        return self.cost(piece, stage).flops // self.task.recipe.batch
 
     def view(self, piece: Piece) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""

@@ -38,8 +38,8 @@ class Optimizer(Protocol):
         ...
 
 
-class _Base:
-    """Parameters, their gradients, and what is remembered of them."""
+class OneByOne:
+    """An optimiser that moves one parameter after the other, each as if it were alone."""
 
     def __init__(self, parameters: Sequence[Parameter], lr: float, weight_decay: float) -> None:
         self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
@@ -57,7 +57,7 @@ class _Base:
         return moving, [p.grad for p in moving if p.grad is not None]
 
 
-class Sgd(_Base):
+class Sgd(OneByOne):
     """Stochastic gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Sgd(_Base):
             self.state.update(zip(moving, velocities, strict=True))
 
 
-class Adam(_Base):
+class Adam(OneByOne):
     """Adam as in `torch.optim.Adam`; with `decoupled`, AdamW."""
 
     def __init__(

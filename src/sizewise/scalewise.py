@@ -167,7 +167,7 @@ class Scalewise(Method):
 
     def _cost(self, submodel: Submodel) -> int:
         """Return the bytes of training a submodel."""
-        return self.predicted(self._sketch(self._cut(submodel)), self.stages(0)[0]).peak
+        return self.predicted(self._sketch(self._cut(submodel)), self.stages(0)[0]).footprint.peak
 
     @property
     def _smallest(self) -> Submodel:

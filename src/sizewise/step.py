@@ -63,15 +63,19 @@ def masked_cross_entropy(
     return compare(logits * own, targets)
 
 
-def rest(module: nn.Module) -> None:
+def rest(module: nn.Module) -> list[bool]:
     """Put parts of a model in which nothing learns into evaluation mode.
 
     Frozen layers then neither drop anything nor move the statistics of their norms.
+
+    Returns:
+        Whether each of its parameters learns.
     """
-    for part in module.modules():
-        parameters = list(part.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            part.eval()
+    parameters = [learns for child in module.children() for learns in rest(child)]
+    parameters += [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+    if parameters and not any(parameters):
+        module.eval()
+    return parameters
 
 
 def backpropagate(terms: Tensor | Iterable[Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ class Stepwise(Method):
         super().__init__(task, options)
         self.ignores_budgets = self.options.assign == "ratio"
         norms.refuse_apart(task.recipe.norm, type(self).__name__.lower())
-        self._costs: dict[tuple[int, int, float], int] = {}
+        self._bytes: dict[tuple[int, int, float], int] = {}
         self._counted: dict[float, int] = {}
 
     # ---- layers
@@ -122,21 +122,21 @@ class Stepwise(Method):
         whole = {name: torch.empty(shape, device="meta") for name, shape in self._parameters}
         return sum(prod(view[name].shape(whole)) for name in names or whole)
 
-    def cost(self, full: int, frozen: int, width: float) -> int:
+    def bytes_of(self, full: int, frozen: int, width: float) -> int:
         """Return the bytes of a configuration, predicted or as the paper counts them."""
         key = (full, frozen, width)
-        if key not in self._costs:
+        if key not in self._bytes:
             # Built for this only: a search looks at too many models to keep them.
             module = self.build(self.piece(full, width))
             stage = replace(self.stages(0)[0], trainable=self.names(frozen))
             if self.options.assign == "ratio":
-                self._costs[key] = accounting.hooks(module, self._images, stage.trainable)
+                self._bytes[key] = accounting.hooks(module, self._images, stage.trainable)
             else:
-                self._costs[key] = self.predicted(module, stage).peak
-        return self._costs[key]
+                self._bytes[key] = self.predicted(module, stage).footprint.peak
+        return self._bytes[key]
 
     def capacity(self, device: Device) -> int | None:
-        """Return what a device can hold, in the bytes of `cost`; None is all."""
+        """Return what a device can hold, in those of `bytes_of`; None is all."""
         return device.memory if self.options.assign == "bytes" else self.counted(ratio_of(device))
 
     def counted(self, ratio: float) -> int:

@@ -51,7 +51,7 @@ def budget() -> int:
     """A little more than every step needs with the narrowest head."""
     method = tiny()
     steps = range(1, len(method.channels.groups) + 1)
-    return int(1.2 * max(method.cost(step, step - 1, 1 / 64) for step in steps))
+    return int(1.2 * max(method.bytes_of(step, step - 1, 1 / 64) for step in steps))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_16_configurations_fit_the_papers_accounting() -> None:
     (limit,) = method._capacities()
     assert limit is not None
     for step, width in enumerate(method.table):
-        assert method.cost(step, max(step - 1, 0), width) <= limit
+        assert method.bytes_of(step, max(step - 1, 0), width) <= limit
 
 
 def test_switch_points_grow_with_the_parameters_that_are_added() -> None:

@@ -2,8 +2,9 @@
 
 The server's tensors, the data and every worker's update live in shared arenas; pipes carry JSON
 only. Workers are forked from one process that has imported everything, so a pool of any size starts
-in the time of one import. Updates are given out in the order of the plans, whoever finishes first,
-so the merged bits do not depend on the number of workers.
+in the time of one import; or of none, where this process may be forked itself. Updates are given
+out in the order of the plans, whoever finishes first, so the merged bits do not depend on the
+number of workers.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +27,7 @@ from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.engines import Outcome
 from sizewise.engines.arena import Arena
+from sizewise.engines.worker import main as become_workers
 from sizewise.errors import EngineError
 from sizewise.evaluation import Score
 from sizewise.method import Method
@@ -64,6 +67,37 @@ _DIED = (
 )
 
 
+def _may_fork() -> bool:
+    """Return whether this process has a single thread, so that nothing is lost in a copy of it."""
+    tasks = Path("/proc/self/task")
+    return tasks.is_dir() and len(list(tasks.iterdir())) == 1
+
+
+class _Forked:
+    """A copy of this process that becomes a worker, and forks the others.
+
+    Attributes:
+        pid: Its number, and that of its process group.
+    """
+
+    def __init__(self, inherited: list[int], ours: list[Connection]) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setpgid(0, 0)
+                for connection in ours:
+                    # While somebody else holds it, nobody would notice that its owner is gone.
+                    connection.close()
+                become_workers(inherited)
+            finally:
+                os._exit(1)
+        os.setpgid(self.pid, self.pid)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        os.waitpid(self.pid, 0)
+
+
 class PoolEngine:
     """Trains devices in worker processes.
 
@@ -84,14 +118,18 @@ class PoolEngine:
         outboxes = [worker.outbox for worker in self._workers]
         arenas = [self._state, self._data, *inboxes, *outboxes]
         inherited = [arena.descriptor for arena in arenas] + [s.fileno() for s in theirs]
-        self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
-            # -P: a file in the current folder must not hide a module of the standard library.
-            [sys.executable, "-P", "-m", "sizewise.engines.worker", *map(str, inherited)],
-            pass_fds=inherited,
-            stdin=subprocess.DEVNULL,
-            # A group of their own: Ctrl-C reaches this process only, which then ends them all.
-            process_group=0,
-        )
+        # A group of their own: Ctrl-C reaches this process only, which then ends them all.
+        self._process: subprocess.Popen[bytes] | _Forked
+        if _may_fork():
+            self._process = _Forked(inherited, [worker.connection for worker in self._workers])
+        else:
+            self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
+                # -P: a file in the current folder must not hide a module of the standard library.
+                [sys.executable, "-P", "-m", "sizewise.engines.worker", *map(str, inherited)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
         for other in theirs:
             other.close()
 

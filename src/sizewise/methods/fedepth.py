@@ -40,7 +40,7 @@ from sizewise.blockwise import Blocks, Blockwise, Frozen, strides
 from sizewise.depthwise import PEERS, Depthwise
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device, ratio_of
-from sizewise.memory import Footprint, Meter, predict
+from sizewise.memory import Cost, Footprint, Meter, predict
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.state import State
 from sizewise.step import Loss, compare, cross_entropy
@@ -140,11 +140,15 @@ class FeDepth(Depthwise):
         plan = Plan(device.id, round_index, device.group, schedule.piece, stages)
         return self.affordable(plan, device)
 
-    def footprint(self, piece: Piece, stage: Stage) -> Footprint:
-        """Return the bytes of a stage; a buffered one also has to fill its buffer."""
+    def cost(self, piece: Piece, stage: Stage) -> Cost:
+        """Return what a step of a stage takes."""
         if piece.cut and not piece.cut["exits"]:
             # All such pieces hold the same tensors, whatever their stages are.
             piece = replace(piece, size=f"{piece.cut['peers']} peers")
+        return super().cost(piece, stage)
+
+    def footprint(self, piece: Piece, stage: Stage) -> Footprint:
+        """Return the bytes of a stage; a buffered one also has to fill its buffer."""
         training = super().footprint(piece, stage)
         if not stage.cut.get("blocks", {}).get("buffered"):
             return training

@@ -39,15 +39,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Size, Tensor
 
-from sizewise import flops, rng
+from sizewise import rng
 from sizewise.architectures import Architectures
 from sizewise.disclosure import Blur
 from sizewise.errors import ConfigError
 from sizewise.fleet import Device
-from sizewise.intermediate import Lesson, ignore, joined, middle, single
-from sizewise.plan import Piece, Plan, Stage, Update
+from sizewise.intermediate import Lesson, ignore, joined, single
+from sizewise.plan import Plan, Stage, Update
 from sizewise.state import State
-from sizewise.step import Loss, cross_entropy
+from sizewise.step import Loss
 from sizewise.task import Task
 from sizewise.training import Shard
 from sizewise.view import Tensors
@@ -130,19 +130,6 @@ class FedIN(Architectures):
         copies = (stage.name != ALONE) + (self.options.rule != "none")
         features = (t for _ in range(copies) for t in self._pairs(batch).values())
         return (inputs, *features), targets
-
-    def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
-        """Return the FLOPs of a sample and, in IN training, of the pair beside it."""
-        key = (piece.size, stage.name)
-        if key not in self._flops:
-            model, split = self.pattern(piece), self.split(piece.size)
-            inputs, targets = super().example(stage, flops.SAMPLES)
-            count = flops.per_sample(model, inputs, targets, cross_entropy)
-            if stage.name != ALONE:
-                early = self._pairs(flops.SAMPLES)[EARLY]
-                count += flops.per_sample(model, early, targets, partial(middle, split=split))
-            self._flops[key] = count
-        return self._flops[key]
 
     # ---- what travels beside the model
 

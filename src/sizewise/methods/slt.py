@@ -98,9 +98,9 @@ class SLT(Stepwise):
         frozen = self._frozen(step)
         # Only whole channels of the widest layer are told apart; wider heads cost more.
         choices = [(channel + 1) / self.largest for channel in range(round(most * self.largest))]
-        if capacity is None or self.cost(step, frozen, choices[-1]) <= capacity:
+        if capacity is None or self.bytes_of(step, frozen, choices[-1]) <= capacity:
             return choices[-1]
-        fitting = bisect_right(choices, capacity, key=partial(self.cost, step, frozen))
+        fitting = bisect_right(choices, capacity, key=partial(self.bytes_of, step, frozen))
         if fitting:
             return choices[fitting - 1]
         if self.options.assign == "bytes":
@@ -116,7 +116,7 @@ class SLT(Stepwise):
     def _shortage(self) -> tuple[int, int, str]:
         budget = max(capacity for capacity in self._capacities() if capacity is not None)
         steps = range(self.layers + 1)
-        needed = max(self.cost(step, self._frozen(step), 1 / self.largest) for step in steps)
+        needed = max(self.bytes_of(step, self._frozen(step), 1 / self.largest) for step in steps)
         return budget, needed, "training every layer before a head of one channel"
 
     # ---- the rounds of each step
@@ -167,7 +167,7 @@ class SLT(Stepwise):
         low, high = 0, self._frozen(step)
         while low < high:
             middle = (low + high) // 2
-            fits = capacity is None or self.cost(step, middle, width) <= capacity
+            fits = capacity is None or self.bytes_of(step, middle, width) <= capacity
             low, high = (low, middle) if fits else (middle + 1, high)
         (whole,) = self.stages(round_index)
         stage = replace(whole, trainable=self.names(low), name=f"{low} frozen")
