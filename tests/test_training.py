@@ -12,7 +12,8 @@ from sizewise.data.dataset import Dataset
 from sizewise.plan import Stage
 from sizewise.recipe import Recipe
 from sizewise.task import Task
-from sizewise.training import Shard, fit, freeze, learns, own_tensors, trained
+from sizewise.training import Shard, fit, freeze, learns, own_tensors
+from sizewise.working import WorkingCopy
 
 TRANSFORM = Transform("none", (0.0,), (1.0,))
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "batch": 100}
@@ -213,27 +214,27 @@ class Parts(nn.Module):
 
 
 def test_only_what_learned_is_packed_with_the_buffers_beside_it() -> None:
-    names = set(trained(Parts(), [Stage(0.1, 1, ("second",))]))
+    names = set(WorkingCopy(Parts()).trained([Stage(0.1, 1, ("second",))]))
     buffers = {"running_mean", "running_var", "num_batches_tracked"}
     assert names == {f"second.{name}" for name in {"weight", "bias"} | buffers}
 
 
 def test_stages_are_packed_together() -> None:
     stages = [Stage(0.1, 1, ("first.weight",)), Stage(0.1, 1, ("second.bias",))]
-    names = set(trained(Parts(), stages))
+    names = set(WorkingCopy(Parts()).trained(stages))
     assert {"first.weight", "second.bias", "first.running_mean"} <= names
     assert not {"first.bias", "second.weight"} & names
 
 
 def test_stage_that_trains_everything_packs_everything() -> None:
     model = Parts()
-    assert set(trained(model, [Stage(0.1, 1)])) == set(model.state_dict())
-    assert "bare.running_mean" in trained(model, [Stage(0.1, 1, ("bare", "first"))])
+    assert set(WorkingCopy(model).trained([Stage(0.1, 1)])) == set(model.state_dict())
+    assert "bare.running_mean" in WorkingCopy(model).trained([Stage(0.1, 1, ("bare", "first"))])
 
 
 def test_packed_tensors_are_copies() -> None:
     model = network()
-    packed = trained(model, [Stage(0.1, 1)])
+    packed = WorkingCopy(model).trained([Stage(0.1, 1)])
     with torch.no_grad():
         model[1].weight.zero_()
     assert packed["1.weight"].abs().sum() > 0

@@ -25,7 +25,7 @@ from sizewise.errors import ModelError
 from sizewise.hollow import HollowMode, as_parameter, emptied, remade
 from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget
-from sizewise.optimizers import OneByOne, Optimizer, Sgd
+from sizewise.optimizers import Optimizer, Sgd
 from sizewise.step import rest, training_step
 
 __all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
@@ -152,8 +152,8 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
         return type(value), _fingerprint(vars(value), seen)
     if isinstance(value, partial):
         return _fingerprint((value.func, value.args, value.keywords), seen)
-    if isinstance(value, dict):  # Mostly tables of hooks, of which every layer has a dozen.
-        return tuple((key, _fingerprint(item, seen)) for key, item in value.items() if item != {})
+    if isinstance(value, dict) and not value:
+        return ()  # A table of hooks; every layer has a dozen.
     if isinstance(value, Mapping):
         return tuple((key, _fingerprint(item, seen)) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -246,9 +246,9 @@ def _optimizer_bytes(
     for index in moved:
         twins[index].grad = emptied(twins[index])
     optimizer = make(twins)
-    if not isinstance(optimizer, OneByOne):
+    if not getattr(optimizer, "in_place", False):
         return _steady_bytes(optimizer, twins)
-    # Many parameters have the same shape, and need the same bytes.
+    # One parameter does not need more beside another, and many have the same shape.
     kinds = [(p.shape, p.stride(), p.dtype, p.grad is not None) for p in twins]
     examples = dict(zip(kinds, twins, strict=True))
     each = {kind: _steady_bytes(make([p]), [p]) for kind, p in examples.items()}

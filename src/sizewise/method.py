@@ -223,8 +223,7 @@ class Method:
     def expected(self, plan: Plan) -> frozenset[str]:
         """Return the local names of the tensors that an update for a plan cannot do without."""
         copy = self.copy(plan.piece)
-        stages = [copy.actual(stage) for stage in plan.stages]
-        names = training.trained_names(copy.module, stages)
+        names = copy.trained_names([copy.actual(stage) for stage in plan.stages])
         return frozenset(names).intersection(self.view(plan.piece))
 
     # ---- the device
@@ -272,7 +271,15 @@ class Method:
             data = self.data(plan, shard, generator, meter)
             # Not in a loop over the data, which would hold a stage's beside that of the next one.
             fits = [
-                train(module, stage, next(data), recipe, generator, self.objective(stage, shard))
+                train(
+                    module,
+                    stage,
+                    next(data),
+                    recipe,
+                    generator,
+                    self.objective(stage, shard),
+                    parameters=copy.ready(stage),
+                )
                 for stage in stages
             ]
         if meter is not None:
@@ -280,7 +287,7 @@ class Method:
         steps = sum(fit.steps for fit in fits)
         return Update(
             plan=plan,
-            tensors=training.trained(module, stages),
+            tensors=copy.trained(stages),
             samples=len(shard),
             steps=steps,
             loss=sum(fit.loss_sum for fit in fits) / max(steps, 1),

@@ -38,8 +38,14 @@ class Optimizer(Protocol):
         ...
 
 
-class OneByOne:
-    """An optimiser that moves one parameter after the other, each as if it were alone."""
+class _Base:
+    """Parameters, their gradients, and what is remembered of them.
+
+    Attributes:
+        in_place: Whether a step makes no tensors but those that it remembers.
+    """
+
+    in_place = False
 
     def __init__(self, parameters: Sequence[Parameter], lr: float, weight_decay: float) -> None:
         self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
@@ -57,7 +63,7 @@ class OneByOne:
         return moving, [p.grad for p in moving if p.grad is not None]
 
 
-class Sgd(OneByOne):
+class Sgd(_Base):
     """Stochastic gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
 
     def __init__(
@@ -69,6 +75,7 @@ class Sgd(OneByOne):
     ) -> None:
         super().__init__(parameters, lr, weight_decay)
         self.momentum = momentum
+        self.in_place = weight_decay == 0
 
     @torch.no_grad()
     def step(self) -> None:
@@ -91,7 +98,7 @@ class Sgd(OneByOne):
             self.state.update(zip(moving, velocities, strict=True))
 
 
-class Adam(OneByOne):
+class Adam(_Base):
     """Adam as in `torch.optim.Adam`; with `decoupled`, AdamW."""
 
     def __init__(

@@ -9,7 +9,7 @@ from sizewise.errors import BudgetTooSmall
 from sizewise.plan import Plan
 from sizewise.state import State
 from sizewise.structure import plain
-from sizewise.training import trained, workload
+from sizewise.training import workload
 from sizewise.view import size_in_bytes, view_in_bytes
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _work(setting: "Setting", state: State, plan: Plan) -> dict[str, Any]:
         "bytes_up": size_in_bytes(
             {
                 name: tensor
-                for name, tensor in trained(method.module(plan.piece), actual).items()
+                for name, tensor in method.copy(plan.piece).trained(actual).items()
                 if name in view
             }
         )

@@ -116,6 +116,7 @@ def fit(
     received: Tensors | None = None,
     meter: Meter | None = None,
     every_step: bool = False,
+    parameters: Sequence[nn.Parameter] | None = None,
 ) -> Fit:
     """Train one stage on a device's data.
 
@@ -132,9 +133,11 @@ def fit(
             settled by the first batch of full size that finds the optimiser's state in place; the
             other steps run unwatched and at full speed.
         every_step: Watch all steps.
+        parameters: What learns, if the model is ready for it; default: it is made ready now.
     """
-    module.train()
-    parameters = freeze(module, stage.trainable)
+    if parameters is None:
+        module.train()
+        parameters = freeze(module, stage.trainable)
     optimizer = make_optimizer(recipe, parameters, stage.lr)
     anchors: list[Tensor] = []
     if recipe.proximal:
@@ -183,15 +186,6 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     seen: dict[int, str] = {}
     tensors = module.state_dict(keep_vars=True)
     return {name: t for name, t in tensors.items() if seen.setdefault(id(t), name) == name}
-
-
-def trained(module: nn.Module, stages: Sequence[Stage]) -> dict[str, Tensor]:
-    """Return copies of what some stage trained.
-
-    Frozen tensors are left out: they are not sent and do not count as covered.
-    """
-    state = own_tensors(module)
-    return {name: state[name].detach().clone() for name in trained_names(module, stages)}
 
 
 def trained_names(module: nn.Module, stages: Sequence[Stage]) -> list[str]:

@@ -142,7 +142,7 @@ def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], kind: torch
             f"expected {kind} of shape {shape}"
         )
     # A sum is finite only if every entry is (or if huge values cancel, which is as bad).
-    if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+    if tensor.is_floating_point() and not math.isfinite(tensor.sum()):
         raise UpdateRefused(
             f"tensor {name!r} holds values that are not finite; lower recipe.lr or set recipe.clip"
         )

@@ -1,7 +1,6 @@
 """Real processes on loopback: a SuperLink, SuperNodes of different sizes, faults in mid-run."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,6 @@ pytest.importorskip("flwr")
 from deployment import Deployment
 
 from sizewise.engines import flower_folder
-
-REAL = "SIZEWISE_REAL_FLOWER"
-# These take minutes, and are not part of `make test` before they have been seen to pass there.
-pytestmark = pytest.mark.skipif(REAL not in os.environ, reason=f"set {REAL}=1 to run it")
 
 MEMORY = ("100kB", "250kB", "2MB")
 TABLES: dict[str, Any] = {

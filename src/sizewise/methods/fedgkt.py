@@ -271,11 +271,13 @@ class FedGKT(Method):
         loss = partial(
             teachers_loss, alpha=options.alpha, temperature=options.temperature, distil=distil
         )
-        module = self.copy(self.main).load(state.tensors)
+        copy = self.copy(self.main)
+        module = copy.load(state.tensors)
         generator = rng.torch_generator(self.task.seed, "server", round_index)
         with rng.seeded(self.task.seed, "server dropout", round_index):
-            training.fit(module, stage, lesson, recipe, generator, loss)
-        tensors = {n: t.detach().clone() for n, t in training.own_tensors(module).items()}
+            ready = copy.ready(stage)
+            training.fit(module, stage, lesson, recipe, generator, loss, parameters=ready)
+        tensors = {name: tensor.detach().clone() for name, tensor in copy.tensors.items()}
         sizes = [len(shared[LABELS]) for _, shared in told]
         split = zip(told, torch.split(lesson.answers, sizes), strict=True)
         answers = {f"{LOGITS}/{plan.device}": rows.clone() for (plan, _), rows in split}
