@@ -5,8 +5,8 @@
 It checks nothing, logs nothing and saves nothing.
 """
 
-import work
 import torch
+import work
 from torch import Tensor
 
 

@@ -28,9 +28,8 @@ from flwr.simulation import run_simulation
 def add_up(replies: list[RecordDict], weight: str) -> MetricRecord:
     """Add the counts of a round's clients, where Flower would take their mean."""
     metrics = [reply["metrics"] for reply in replies]
-    return MetricRecord(
-        {key: sum(metric[key] for metric in metrics) for key in ("num-examples", "steps", "clients")}
-    )
+    keys = ("num-examples", "steps", "clients")
+    return MetricRecord({key: sum(metric[key] for metric in metrics) for key in keys})
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ is that of the server; with one, the server trains as well.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -20,7 +21,6 @@ from pathlib import Path
 import sizewise_run
 import work
 from memory_of_tree import Sampler
-
 from sizewise import config as configs
 from sizewise import session
 
@@ -44,7 +44,7 @@ def measured(devices: int, per_round: int, rounds: int, workers: int) -> None:
             began = work.since_start()
             federation.run(lambda line, totals: marks.append(work.since_start()))
     ends = [began, *marks]
-    times = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    times = [end - start for start, end in itertools.pairwise(ends)]
     print(json.dumps({"began": began, "rounds": times}))
 
 

@@ -6,6 +6,7 @@ same.
 """
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -112,12 +113,10 @@ def make_model(workload: Workload) -> nn.Module:
     if workload.model == "linear":
         return nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES))
     if workload.model == "mlp":
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(pixels, 32), nn.ReLU(), nn.Linear(32, CLASSES)
-        )
+        return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.ReLU(), nn.Linear(32, CLASSES))
     channels = (workload.image[0], 32, 64, 128)
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(channels, channels[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(channels):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
         layers += [nn.ReLU(), nn.MaxPool2d(2)]
     # No pool after the last convolution: there the mean over all pixels takes its place.
@@ -204,7 +203,7 @@ class Report:
     def print(self) -> None:
         """Print everything as the one line of JSON that `compare.py` reads."""
         ends = [self.began, *self.marks]
-        rounds = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+        rounds = [end - start for start, end in itertools.pairwise(ends)]
         whole = replace(self, whole=since_start())
         facts = {"rounds": rounds, "first_round": self.marks[0], **asdict(whole)}
         print(json.dumps(facts), flush=True)
