@@ -21,6 +21,7 @@ from pathlib import Path
 import sizewise_run
 import work
 from memory_of_tree import Sampler
+
 from sizewise import config as configs
 from sizewise import session
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import work
+
 from sizewise import config as configs
 from sizewise import session
 from sizewise.config import Config
