@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,16 @@ from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
 from sizewise.state import State
 from sizewise.structure import plain
+from sizewise.view import view_in_bytes
 
 REORDER_WINDOW = 2
-"""Updates per worker that may wait for an earlier, slower one."""
+"""Portions per worker that may wait for an earlier, slower one."""
+
+PORTION_BYTES = 1_000_000
+"""Small updates travel several at a time, up to about so many bytes,"""
+
+PORTIONS = 8
+"""but a worker gets at least so many portions in a round, so that none waits long for another."""
 
 
 @dataclass(frozen=True)
@@ -168,29 +175,53 @@ class PoolEngine:
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
         self._publish(state)
+        portions = self._portions(state, plans)
         idle, busy = list(self._workers), dict[object, tuple[_Worker, int]]()
-        waiting: dict[int, Outcome] = {}
+        waiting: dict[int, list[Outcome]] = {}
         sent = given = 0
         try:
-            while given < len(plans):
+            while given < len(portions):
                 window = given + REORDER_WINDOW * len(self._workers)
-                while idle and sent < min(len(plans), window):
+                while idle and sent < min(len(portions), window):
                     worker = idle.pop()
-                    parcel = worker.inbox.write(self._method.parcel(state, plans[sent]))
-                    worker.send({"train": {"plan": plain(plans[sent]), "parcel": parcel}})
+                    self._hand_out(worker, portions[sent], state)
                     busy[worker.connection] = (worker, sent)
                     sent += 1
+                if given in waiting:
+                    yield from waiting.pop(given)
+                    given += 1
+                    continue
                 for connection in wait([worker.connection for worker, _ in busy.values()]):
                     worker, number = busy.pop(connection)
-                    waiting[number] = _outcome(worker, plans[number])
+                    waiting[number] = _outcomes(worker, portions[number])
                     idle.append(worker)
-                while given in waiting:
-                    yield waiting.pop(given)
-                    given += 1
         finally:
             # After an interrupt, answers must not be taken for those to later questions.
             for worker, _ in busy.values():
                 worker.receive()
+
+    def _portions(self, state: State, plans: Sequence[Plan]) -> list[list[Plan]]:
+        """Divide plans into what workers are sent at once: plans alike but for their devices."""
+        most = max(1, len(plans) // (PORTIONS * len(self._workers)))
+        portions: list[list[Plan]] = []
+        limit = 0
+        for plan in plans:
+            if portions and len(portions[-1]) < limit and _alike(portions[-1][0], plan):
+                portions[-1].append(plan)
+                continue
+            size = view_in_bytes(self._method.view(plan.piece), state.tensors)
+            limit = min(most, PORTION_BYTES // max(size, 1))
+            portions.append([plan])
+        return portions
+
+    def _hand_out(self, worker: _Worker, plans: Sequence[Plan], state: State) -> None:
+        parcels = {
+            f"{number}/{name}": tensor
+            for number, plan in enumerate(plans)
+            for name, tensor in self._method.parcel(state, plan).items()
+        }
+        message = {"plan": plain(plans[0]), "devices": [plan.device for plan in plans]}
+        worker.send({"train": {**message, "parcels": worker.inbox.write(parcels)}})
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set, its batches shared among the workers."""
@@ -220,14 +251,19 @@ class PoolEngine:
         self._data.close()
 
 
-def _outcome(worker: _Worker, plan: Plan) -> Outcome:
+def _alike(one: Plan, other: Plan) -> bool:
+    return replace(other, device=one.device) == one
+
+
+def _outcomes(worker: _Worker, plans: Sequence[Plan]) -> list[Outcome]:
     reply = worker.receive()
-    if "refusal" in reply:
-        return Refusal(**reply["refusal"])
-    # Copies, so that the worker can go on while this update waits for its turn.
-    parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "memory": {}, "shared": {}}
+    kinds = ("tensors", "memory", "shared")
+    parts: list[dict[str, dict[str, Tensor]]] = [{kind: {} for kind in kinds} for _ in plans]
     for path, tensor in worker.outbox.read(reply["layout"]).items():
-        part, _, name = path.partition("/")
-        parts[part][name] = tensor.clone()
-    tensors, memory, shared = parts.values()
-    return Update(plan, tensors, memory=memory, shared=shared, **reply["facts"])
+        number, kind, name = path.split("/", 2)
+        # Copies, so that the worker can go on while an update waits for its turn.
+        parts[int(number)][kind][name] = tensor.clone()
+    return [
+        Refusal(**fact["refusal"]) if "refusal" in fact else Update(plan, **part, **fact)  # type: ignore[arg-type]
+        for plan, part, fact in zip(plans, parts, reply["facts"], strict=True)
+    ]

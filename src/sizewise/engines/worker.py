@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sizewise import config as configs
 from sizewise.checkpoint import DeviceFiles
@@ -28,6 +29,8 @@ from sizewise.state import State
 from sizewise.structure import build, plain
 
 Message = dict[str, Any]
+
+FACTS = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
 
 
 class Worker:
@@ -73,17 +76,25 @@ class Worker:
         self._state = State(tensors, extras=content["extras"], devices=devices)
 
     def _train(self, content: Message) -> Message:
-        parcel = self._inbox.read(content["parcel"])
-        outcome = self._site.train(self._state, build(Plan, content["plan"]), parcel)
-        if isinstance(outcome, Refusal):
-            return {"refusal": plain(outcome)}
-        # Three kinds of tensors in one arena, told apart by their place in the layout.
-        kinds = {"tensors": outcome.tensors, "memory": outcome.memory, "shared": outcome.shared}
-        layout = self._outbox.write(
-            {f"{kind}/{name}": t for kind, tensors in kinds.items() for name, t in tensors.items()}
-        )
-        facts = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
-        return {"layout": layout, "facts": {name: getattr(outcome, name) for name in facts}}
+        plan = build(Plan, content["plan"])
+        parcels: list[dict[str, Tensor]] = [{} for _ in content["devices"]]
+        for path, tensor in self._inbox.read(content["parcels"]).items():
+            place, _, name = path.partition("/")
+            parcels[int(place)][name] = tensor
+        facts: list[Message] = []
+        tensors: dict[str, Tensor] = {}
+        for number, device in enumerate(content["devices"]):
+            plan = replace(plan, device=device)
+            outcome = self._site.train(self._state, plan, parcels[number])
+            if isinstance(outcome, Refusal):
+                facts.append({"refusal": plain(outcome)})
+                continue
+            facts.append({name: getattr(outcome, name) for name in FACTS})
+            # Three kinds of tensors in one arena, told apart by their place in the layout.
+            for kind in ("tensors", "memory", "shared"):
+                for name, tensor in getattr(outcome, kind).items():
+                    tensors[f"{number}/{kind}/{name}"] = tensor
+        return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
         scores: list[Score] = self._site.evaluate(self._state, content["size"], content["batches"])
