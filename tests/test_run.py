@@ -35,6 +35,7 @@ def state(rounds: int) -> State:
 def do_round(folder: RunFolder, rounds: int) -> None:
     folder.log([{"round": rounds, "device": d} for d in range(2)], {"round": rounds})
     folder.save(state(rounds), totals(rounds))
+    folder.wait()
 
 
 def lines(folder: RunFolder, name: str) -> list[int]:
@@ -136,6 +137,7 @@ def test_devices_remember_their_newest_file(folder: RunFolder) -> None:
         now = folder.remembering(now, written)
         folder.log([], {"round": rounds})
         folder.save(now, Totals(rounds=rounds))
+        folder.wait()
     restored = folder.restore()
     assert restored is not None
     assert {n: memory["w"].item() for n, memory in restored[0].devices.items()} == {3: 1, 4: 2}
@@ -157,6 +159,7 @@ def test_device_files_do_not_pile_up_and_the_round_before_keeps_its_own(folder: 
         now = folder.remembering(now, {3: folder.remember(remembering(3, rounds))})
         folder.log([], {"round": rounds})
         folder.save(now, Totals(rounds=rounds))
+        folder.wait()
     assert len(list(folder.devices.iterdir())) == 2
     checkpoint.path_of(folder.checkpoints, 5).unlink()
     restored = folder.restore()
@@ -200,3 +203,20 @@ def test_folder_without_a_config_is_no_run(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is not a run folder"):
             RunFolder.open(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_after_a_failure(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do_round(folder, 1)
+
+    def full(*content: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(folder, "_append", full)
+    folder.log([{"round": 2}], {"round": 2})
+    folder.save(state(2), totals(2))
+    with pytest.raises(OSError, match="the disk is full"):
+        folder.wait()
+    assert not checkpoint.path_of(folder.checkpoints, 2).exists()
+    folder.release()

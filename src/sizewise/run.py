@@ -10,13 +10,16 @@
     result.json            what `--json` prints
 
 A round is durable once its checkpoint has its name. The checkpoint knows how long the two logs were
-then, so lines of a round that never finished are cut off on resume.
+then, so lines of a round that never finished are cut off on resume. Logs and checkpoints are
+written while the next round is under way, at most one round behind: waiting for a disk can take
+longer than a round of a small model.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +73,8 @@ class RunFolder:
         self._logs = [path / "updates.jsonl", path / "history.jsonl"]
         self._lock = path / ".lock"
         self._held: int | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: list[Future[None]] = []
         # Device files that only the checkpoint before the newest names, and those that it will.
         self._stale: list[str] = []
         self._replaced: list[str] = []
@@ -118,13 +123,38 @@ class RunFolder:
             ) from None
 
     def release(self) -> None:
-        """Let other processes in."""
+        """Finish what is being written, and let other processes in."""
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
+    def wait(self) -> None:
+        """Wait until all is written; raise OSError if something could not be."""
+        while self._writing:
+            self._writing.pop(0).result()
+
+    def _soon(self, write: Callable[..., None], *content: Any) -> None:
+        """Write something beside what comes next: all in order, and nothing after a failure."""
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "writer")
+        before = self._writing[-1] if self._writing else None
+
+        def work() -> None:
+            if before is not None:
+                before.result()  # It is done by now, and raises what it could not do.
+            write(*content)
+
+        self._writing.append(self._writer.submit(work))
+
     def log(self, updates: Iterable[Mapping[str, Any]], history: Mapping[str, Any]) -> None:
-        """Append the lines of a round."""
+        """Append the lines of a round, once those of the round before are there."""
+        self.wait()
+        self._soon(self._append, updates, history)
+
+    def _append(self, updates: Iterable[Mapping[str, Any]], history: Mapping[str, Any]) -> None:
         for path, lines in zip(self._logs, (updates, [history]), strict=True):
             with path.open("ab") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -151,7 +181,11 @@ class RunFolder:
         return replace(state, devices=DeviceFiles({**paths, **written}))
 
     def save(self, state: State, totals: Totals) -> None:
-        """Make a round durable."""
+        """Make a round durable, with the lines that were logged before."""
+        self._soon(self._save, state, totals, self._stale)
+        self._stale, self._replaced = self._replaced, []
+
+    def _save(self, state: State, totals: Totals, stale: Iterable[str]) -> None:
         tensors = {f"tensors/{name}": tensor for name, tensor in state.tensors.items()}
         tensors |= {f"memory/{name}": tensor for name, tensor in state.memory.items()}
         paths = getattr(state.devices, "paths", {})
@@ -164,12 +198,12 @@ class RunFolder:
         path = checkpoint.path_of(self.checkpoints, totals.rounds)
         checkpoint.write_tensors(path, tensors, facts)
         checkpoint.prune(self.checkpoints)
-        for stale in self._stale:
-            Path(stale).unlink(missing_ok=True)
-        self._stale, self._replaced = self._replaced, []
+        for name in stale:
+            Path(name).unlink(missing_ok=True)
 
     def restore(self) -> tuple[State, Totals] | None:
         """Return the newest durable round, with the logs cut back to it; None before the first."""
+        self.wait()
         newest = checkpoint.newest(self.checkpoints)
         if newest is None:
             for log in self._logs:
@@ -202,7 +236,8 @@ class RunFolder:
         return state, build(Totals, facts["totals"]), facts["logs"]
 
     def finish(self, state: State, result: Mapping[str, Any]) -> None:
-        """Write the final tensors and the result."""
+        """Write the final tensors and the result, when all rounds are durable."""
+        self.wait()
         facts = {"rounds": result["rounds"], "sizes": result["sizes"]}
         checkpoint.write_tensors(self.path / "final.safetensors", state.tensors, facts)
         checkpoint.write_bytes(self.path / "result.json", json.dumps(result, indent=1).encode())
