@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise import hollow, models
-from sizewise.hollow import Hollow, HollowMode, NoData, emptied, remade
+from sizewise.hollow import HollowMode, NoData, emptied, room_of
+from sizewise.remaking import remade
 
 Operation = Callable[[Tensor, Tensor], object]
 
@@ -47,8 +48,7 @@ def outcome(operation: Operation, given: list[Tensor]) -> list[object]:
     storages: list[int] = []
     found: list[object] = []
     for tensor in [*given, *tensors]:
-        outline = tensor.outline if isinstance(tensor, Hollow) else tensor
-        storage = outline.untyped_storage()
+        storage = room_of(tensor)
         storages.append(storage._cdata)
         place = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
         found.append((*place, storage.nbytes(), storages.index(storage._cdata)))

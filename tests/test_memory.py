@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.checkpoint import checkpoint
 
-from sizewise import memory, models
+from sizewise import memory, models, optimizers
 from sizewise.anatomy import Staged
 from sizewise.errors import ModelError
 from sizewise.memory import Meter, predict
@@ -27,6 +27,10 @@ OPTIMIZERS = {
     "nesterov": partial(SGD, lr=0.01, momentum=0.9, nesterov=True),
     "adam": partial(Adam, lr=1e-3),
     "adamw": partial(AdamW, lr=1e-3),
+    "our sgd": partial(optimizers.Sgd, lr=0.01),
+    "our momentum": partial(optimizers.Sgd, lr=0.01, momentum=0.9, weight_decay=5e-4),
+    "our decay": partial(optimizers.Sgd, lr=0.01, weight_decay=5e-4),
+    "our adam": partial(optimizers.Adam, lr=1e-3, weight_decay=5e-4),
 }
 
 

@@ -1,8 +1,8 @@
 """Tensors with a shape but no data, so that a training step can be followed without computing it.
 
+    twin, images = remade(model, emptied), emptied(images)
     with HollowMode():
-        twin = remade(model, emptied)
-        logits = twin(Hollow(torch.empty(32, 3, 8, 8, device="meta")))
+        logits = twin(images)
 
 A hollow tensor says that it is on the CPU, so that torch decides as it would for a real one: which
 attention, which norm. What an operation returns depends on shapes, strides and types only. It is
@@ -11,14 +11,13 @@ by torch's fake tensors. Those know all kernels' shapes too, but need ten times 
 operation, and take over a second to import.
 """
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sizewise.dispatch import DispatchMode
 
@@ -30,29 +29,52 @@ class NoData(RuntimeError):
     """Something asked for the values of a hollow tensor, or for what cannot be known without."""
 
 
+class Room:
+    """Stands for a storage: views share it, and it dies with the last tensor in it."""
+
+    __slots__ = ("__weakref__", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @property
+    def _cdata(self) -> int:
+        return id(self)
+
+    def nbytes(self) -> int:
+        """Return its bytes."""
+        return self.size
+
+
+class Spec(NamedTuple):
+    """What a tensor is, but for its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class Hollow(Tensor):
     """A tensor without data.
 
     Attributes:
-        outline: Its shape, strides and type, on the meta device. Views share its storage, as views
-            of real tensors do.
+        room: Where its elements would be.
     """
 
-    outline: Tensor
+    room: Room | torch.UntypedStorage
 
     @staticmethod
-    def __new__(cls, outline: Tensor, learns: bool = False) -> Self:
-        """Return a tensor like one on the meta device."""
+    def __new__(
+        cls,
+        spec: Spec,
+        room: Room | torch.UntypedStorage,
+        offset: int = 0,
+    ) -> Self:
+        """Return a tensor at some place in a room."""
         made: Self = Tensor._make_wrapper_subclass(
-            cls,
-            outline.shape,
-            outline.stride(),
-            outline.storage_offset(),
-            dtype=outline.dtype,
-            device=torch.device("cpu"),
-            requires_grad=learns,
+            cls, spec.shape, spec.stride, offset, dtype=spec.dtype, device=_CPU
         )
-        made.outline = outline
+        made.room = room
         return made
 
     @classmethod
@@ -66,6 +88,20 @@ class Hollow(Tensor):
         return f"Hollow({tuple(self.shape)}, {self.dtype})"
 
 
+_CPU = torch.device("cpu")
+
+
+def room_of(tensor: Tensor) -> Room | torch.UntypedStorage:
+    """Return what holds a tensor's elements, or would, if it is hollow."""
+    return tensor.room if isinstance(tensor, Hollow) else tensor.untyped_storage()
+
+
+def emptied(tensor: Tensor) -> Hollow:
+    """Return a hollow tensor of the same shape, strides and type, in a room of its own."""
+    spec = _describe(tensor)
+    return Hollow(spec, Room(_bytes(spec)))
+
+
 class HollowMode(DispatchMode):
     """Follows operations on hollow tensors while it is entered; others are computed as usual."""
 
@@ -73,83 +109,27 @@ class HollowMode(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Return what an operation would return, hollow if something in it is."""
-        kwargs = kwargs or {}
-        given = [*args, *kwargs.values()]
-        if not any(isinstance(tensor, Hollow) for tensor in _tensors(given)):
-            return func(*args, **kwargs)
-        if func.is_view:
-            views = func(*map(_outline, args), **{k: _outline(v) for k, v in kwargs.items()})
-            return [*map(Hollow, views)] if isinstance(views, list | tuple) else Hollow(views)
-        written = _written(func)
-        if written is not None:
-            # It changes values, of which there are none.
-            found = [args[i] if isinstance(i, int) else kwargs[i] for i in written]
-            return found[0] if len(found) == 1 else (tuple(found) or None)
-        known = _results(func, _describe(args), tuple((k, _describe(v)) for k, v in kwargs.items()))
-        tensors = list(_tensors(given))
-        made: list[Any] = []
-        for result in known.results:
-            made.append(_make(result, tensors, made))
-        if known.kind is None:
-            return made[0]
-        return known.kind(made)
+        return follow(func, args, kwargs or {})
 
 
-def emptied(tensor: Tensor) -> Tensor:
-    """Return a hollow tensor of the same shape, strides and type."""
-    shape, stride = tensor.shape, tensor.stride()
-    return Hollow(torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta"))
-
-
-def clone(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same values, and no history."""
-    return tensor.detach().clone()
-
-
-def remade(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a copy of a module whose tensors are made from those of the module, one by one."""
-    constants = (*module.buffers(), *plain_tensors(module))
-    memo: dict[int, Any] = {id(tensor): make(tensor) for tensor in constants}
-    for parameter in module.parameters():
-        memo[id(parameter)] = as_parameter(make(parameter), parameter.requires_grad)
-    layers = list(module.modules())
-    if not any(hasattr(layer, "__deepcopy__") for layer in layers):
-        # The same as `deepcopy` would do, which spends most of its time on empty tables of hooks.
-        memo |= {id(layer): object.__new__(type(layer)) for layer in layers}
-        for layer in layers:
-            vars(memo[id(layer)]).update({k: _copied(v, memo) for k, v in vars(layer).items()})
-    return copy.deepcopy(module, memo)
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict | set) and not value and id(value) not in memo:
-        memo[id(value)] = type(value)()
-    return copy.deepcopy(value, memo)
-
-
-def as_parameter(tensor: Tensor, learns: bool = True) -> nn.Parameter:
-    """Return a tensor as a parameter."""
-    if not isinstance(tensor, Hollow):
-        return nn.Parameter(tensor, learns)
-    made: Any = Hollow(tensor.outline, learns)
-    made._is_param = True  # What torch knows a parameter of another class by.
-    return made  # type: ignore[no-any-return]
-
-
-def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield tensors that a module holds as plain attributes, neither parameter nor buffer."""
-    for layer in module.modules():
-        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
-
-
-class _Spec(NamedTuple):
-    """What a tensor is, but for its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
+def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation would return, hollow if something in it is."""
+    given = list(_tensors(args))
+    if kwargs:
+        given += _tensors(kwargs.values())
+    if not any(isinstance(tensor, Hollow) for tensor in given):
+        return func(*args, **kwargs)
+    written = _written(func)
+    if written is not None:
+        # It changes values, of which there are none.
+        found = [args[i] if isinstance(i, int) else kwargs[i] for i in written]
+        return found[0] if len(found) == 1 else (tuple(found) or None)
+    named = tuple((key, _describe(value)) for key, value in kwargs.items())
+    known = _results(func, _describe(args), named)
+    made: list[Any] = []
+    for result in known.results:
+        made.append(None if result is None else _make(result, given, made))
+    return made[0] if known.kind is None else known.kind(made)
 
 
 class _Plain(NamedTuple):
@@ -169,13 +149,13 @@ class _Result:
 
     Attributes:
         spec: What it is.
-        offset: Where it begins in its storage.
-        size: Bytes of its storage.
-        shares: The number of the tensor whose storage it shares: of those given, or, counted from
-            -1 downwards, of those returned before; None if it has its own.
+        offset: Where it begins in its room; in a given one, counted from where that tensor begins.
+        size: Bytes of its room.
+        shares: The number of the tensor whose room it shares: of those given, or, counted from -1
+            downwards, of those returned before; None if it has its own.
     """
 
-    spec: _Spec
+    spec: Spec
     offset: int
     size: int
     shares: int | None
@@ -197,10 +177,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _outline(value: Any) -> Any:
-    return value.outline if isinstance(value, Hollow) else value
-
-
 @cache
 def _written(func: Any) -> tuple[int | str, ...] | None:
     """Return which arguments an operation changes and returns; None if it returns new tensors."""
@@ -218,44 +194,52 @@ def _written(func: Any) -> tuple[int | str, ...] | None:
 
 def _describe(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _Spec(tuple(value.shape), value.stride(), value.dtype)
+        return Spec(tuple(value.shape), value.stride(), value.dtype)
     if isinstance(value, list | tuple):
-        return _List(map(_describe, value))
+        return _List([_describe(item) for item in value])
     return _Plain(type(value), value)
 
 
 @lru_cache(maxsize=50_000)
 def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...]) -> _Results:
     """Return what an operation returns for arguments that are described."""
+    if func is torch.ops.aten.as_strided.default:
+        # It alone says where in a room, not where in a tensor; it is too rare to be taught that.
+        raise NoData(f"{func} looks beyond its tensor")
+    if func.is_view:
+        return _observe(func, args, dict(kwargs), torch.device("meta"))
     size = sum(map(_bytes, _specs([*args, *(value for _, value in kwargs)])))
     if size <= SMALL:
-        return _observe(func, args, dict(kwargs))
+        return _observe(func, args, dict(kwargs), _CPU)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        return _observe(func, args, dict(kwargs))
+        return _observe(func, args, dict(kwargs), _CPU)
 
 
-def _specs(values: Iterable[Any]) -> Iterator[_Spec]:
+def _specs(values: Iterable[Any]) -> Iterator[Spec]:
     for value in values:
-        if isinstance(value, _Spec):
+        if isinstance(value, Spec):
             yield value
         elif isinstance(value, _List):
             yield from _specs(value)
 
 
-def _bytes(spec: _Spec) -> int:
-    last = sum((n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True))
-    return 0 if 0 in spec.shape else (last + 1) * spec.dtype.itemsize
+def _bytes(spec: Spec) -> int:
+    if 0 in spec.shape:
+        return 0
+    last = sum([(n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True)])
+    return (last + 1) * spec.dtype.itemsize
 
 
-def _observe(func: Any, args: _List, kwargs: Mapping[str, Any]) -> _Results:
+def _observe(func: Any, args: _List, kwargs: Mapping[str, Any], device: torch.device) -> _Results:
     """Run an operation on tensors of zeros, and describe what it returns."""
     given: list[Tensor] = []
 
     def build(value: Any) -> Any:
-        if isinstance(value, _Spec):
-            given.append(torch.empty_strided(value.shape, value.stride, dtype=value.dtype).zero_())
+        if isinstance(value, Spec):
+            made = torch.empty_strided(*value[:2], dtype=value.dtype, device=device)
+            given.append(made if made.is_meta else made.zero_())
             return given[-1]
         return [build(item) for item in value] if isinstance(value, _List) else value.value
 
@@ -277,17 +261,11 @@ def _observe(func: Any, args: _List, kwargs: Mapping[str, Any]) -> _Results:
     return _Results(type(out) if several else None, tuple(results))
 
 
-def _make(result: _Result | None, given: Sequence[Tensor], made: Sequence[Any]) -> Any:
+def _make(result: _Result, given: Sequence[Tensor], made: Sequence[Any]) -> Hollow:
     """Return the hollow tensor that a result describes."""
-    if result is None:
-        return None
-    spec, offset = result.spec, result.offset
-    if result.shares is not None:
-        # What was given may begin anywhere in its storage; it was observed at the beginning.
-        other = given[result.shares] if result.shares >= 0 else made[-1 - result.shares]
-        offset += int(other.storage_offset()) if result.shares >= 0 else 0
-        return Hollow(_outline(other).as_strided(spec.shape, spec.stride, offset))
-    if result.size == _bytes(spec):
-        return Hollow(torch.empty_strided(*spec[:2], dtype=spec.dtype, device="meta"))
-    whole = torch.empty(result.size // spec.dtype.itemsize, dtype=spec.dtype, device="meta")
-    return Hollow(whole.as_strided(spec.shape, spec.stride, offset))
+    if result.shares is None:
+        return Hollow(result.spec, Room(result.size), result.offset)
+    if result.shares < 0:
+        return Hollow(result.spec, made[-1 - result.shares].room, result.offset)
+    other = given[result.shares]
+    return Hollow(result.spec, room_of(other), int(other.storage_offset()) + result.offset)

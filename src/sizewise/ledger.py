@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sizewise import flops
-from sizewise.meter import Meter, Trackable, storage_of, tensors_of
+from sizewise.hollow import follow, room_of
+from sizewise.meter import Meter, Trackable, tensors_of
 
 PROCESS_BASE = 1_000_000
 """Bytes of a process besides tensors and kernels: autograd's nodes, Python objects."""
@@ -80,7 +82,7 @@ class Ledger(Meter):
         """Say what tensors are for."""
         self.track(things)
         for tensor in tensors_of(things):
-            self._alive[storage_of(tensor)._cdata].label = label
+            self._alive[room_of(tensor)._cdata].label = label
 
     def footprint(self, state: int = 0, transient: int = 0) -> Footprint:
         """Explain the peak, given the bytes of the optimiser's state and of its temporaries."""
@@ -105,13 +107,17 @@ class Ledger(Meter):
                 if life.label == "workspace":
                     life.label = "activations"
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.flops += flops.of(func, args, kwargs or {}, out)
-        name = func.name().split(".")[0]
+        self.flops += flops.of(func, args, out)
+        name = func._schema.name
         self._with_scratch = max(self._with_scratch, self.live + _scratch(name, args, out))
         if name.startswith("aten::convolution"):
             shapes = (arg.shape if isinstance(arg, Tensor) else str(arg) for arg in args)
             self._compiled.add((name, *shapes))
         return out
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        # As in a HollowMode, without the way through one more mode.
+        return follow(func, args, kwargs)
 
     def _explain(self, moment: int) -> Counter[str]:
         parts: Counter[str] = Counter()

@@ -10,8 +10,8 @@ the same on every machine, and `predict` gives exactly what a `Meter` around the
         training_step(model, optimizer, images, labels)
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sizewise.errors import ModelError
-from sizewise.hollow import HollowMode, as_parameter, emptied, remade
+from sizewise.hollow import HollowMode, emptied
 from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget
 from sizewise.optimizers import Optimizer, Sgd
+from sizewise.remaking import as_parameter, remade
 from sizewise.step import rest, training_step
 
 __all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
@@ -142,6 +143,11 @@ def learning_names(module: nn.Module, prefixes: Collection[str] | None) -> froze
 
 def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
     """Return a value that is equal for modules, steps and batches that need the same bytes."""
+    kind = type(value)
+    if kind is bool or kind is int or kind is str or value is None:
+        return value  # type: ignore[no-any-return]
+    if kind in (dict, OrderedDict) and not value:
+        return ()  # A table of hooks; every layer has a dozen.
     if isinstance(value, Tensor | nn.Module):
         # The number tells tied weights and shared layers from equal ones.
         if id(value) in seen:
@@ -152,8 +158,6 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
         return type(value), _fingerprint(vars(value), seen)
     if isinstance(value, partial):
         return _fingerprint((value.func, value.args, value.keywords), seen)
-    if isinstance(value, dict) and not value:
-        return ()  # A table of hooks; every layer has a dozen.
     if isinstance(value, Mapping):
         return tuple((key, _fingerprint(item, seen)) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -171,12 +175,12 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
     if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
         try:
             with torch.random.fork_rng(devices=[]):  # as below
-                return _simulate(module, learning, spec, HollowMode(), emptied)
+                return _simulate(module, learning, spec, emptied)
         except Exception:  # noqa: S110
             pass  # it looks at its data; or it cannot run at all, and will say so again now
     try:
         with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
-            return _simulate(module, learning, spec, nullcontext(), _same_data)
+            return _simulate(module, learning, spec, _same_data)
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelError(f"{type(module).__name__} cannot take a step: {reason}") from error
@@ -190,7 +194,6 @@ def _simulate(
     module: nn.Module,
     learning: frozenset[str],
     spec: _Spec,
-    mode: AbstractContextManager[object],
     same: Callable[[Tensor], Tensor],
 ) -> Cost:
     """Run one step on a copy of the module made of tensors of another kind, and account for it."""
@@ -203,16 +206,15 @@ def _simulate(
     ledger.record("parameters", twin)
     ledger.record("batch", batch)
     if not spec.training:
-        with mode, ledger, torch.no_grad():
+        with ledger, torch.no_grad():
             twin(batch[0])
         return Cost(ledger.footprint(), ledger.flops)
     parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     stand_in = _StandIn(parameters, ledger)
-    with mode:
-        anchors = [[p.detach().clone() for p in parameters]] if spec.anchored else []
-        ledger.record("parameters", anchors)
-        with ledger:
-            spec.step(twin, stand_in, *batch, *anchors)
+    anchors = [[same(parameter) for parameter in parameters]] if spec.anchored else []
+    ledger.record("parameters", anchors)
+    with ledger:
+        spec.step(twin, stand_in, *batch, *anchors)
     extra = _optimizer_bytes(spec.optimizer, parameters, stand_in.moved)
     return Cost(ledger.footprint(*extra), ledger.flops)
 
@@ -246,9 +248,9 @@ def _optimizer_bytes(
     for index in moved:
         twins[index].grad = emptied(twins[index])
     optimizer = make(twins)
-    if not getattr(optimizer, "in_place", False):
+    if not getattr(optimizer, "one_by_one", False):
         return _steady_bytes(optimizer, twins)
-    # One parameter does not need more beside another, and many have the same shape.
+    # Many have the same shape.
     kinds = [(p.shape, p.stride(), p.dtype, p.grad is not None) for p in twins]
     examples = dict(zip(kinds, twins, strict=True))
     each = {kind: _steady_bytes(make([p]), [p]) for kind, p in examples.items()}

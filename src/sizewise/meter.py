@@ -19,8 +19,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sizewise.dispatch import DispatchMode
 from sizewise.errors import SizewiseError
-from sizewise.hollow import Hollow, plain_tensors
+from sizewise.hollow import room_of
 from sizewise.optimizers import Optimizer
+from sizewise.remaking import plain_tensors
 
 Trackable = Tensor | nn.Module | Optimizer | Iterable[Any]
 """What a meter can be told to count: iterables hold more of the same, mappings as their values."""
@@ -106,7 +107,7 @@ class Meter(DispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one operation and count the storages it returns."""
-        out = func(*args, **(kwargs or {}))
+        out = self._run(func, args, kwargs or {})
         if isinstance(out, Tensor):
             self._count(out, func)
         elif isinstance(out, tuple | list):
@@ -114,10 +115,13 @@ class Meter(DispatchMode):
                 self._count(tensor, func)
         return out
 
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
     def _count(self, tensor: Tensor, op: object) -> None:
         if tensor.layout is not torch.strided:
             return  # a sparse tensor is made of strided ones, which were counted when made
-        storage = storage_of(tensor)
+        storage = room_of(tensor)
         key, size = storage._cdata, storage.nbytes()
         known, weak = self._known.get(key, (0, None))
         if weak is not None and known == size:
@@ -185,11 +189,6 @@ class _Layers:
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         name, first = self._stack.pop()
         self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
-
-
-def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """Return what holds a tensor's elements, or would, if it is hollow."""
-    return (tensor.outline if isinstance(tensor, Hollow) else tensor).untyped_storage()
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:

@@ -18,11 +18,11 @@ from sizewise.anatomy import Anatomy
 from sizewise.blockwise import hidden_shapes
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
-from sizewise.hollow import clone, remade
 from sizewise.memory import Cost, Footprint, Meter
 from sizewise.merge import CoverageMean
 from sizewise.optimizers import make_optimizer
 from sizewise.plan import Piece, Plan, Stage, Update
+from sizewise.remaking import clone, remade
 from sizewise.rows import with_rows
 from sizewise.state import State
 from sizewise.step import Loss, cross_entropy

@@ -42,10 +42,11 @@ class _Base:
     """Parameters, their gradients, and what is remembered of them.
 
     Attributes:
-        in_place: Whether a step makes no tensors but those that it remembers.
+        one_by_one: Whether a step never holds more than what it needs for one parameter alone,
+            besides what it remembers.
     """
 
-    in_place = False
+    one_by_one = False
 
     def __init__(self, parameters: Sequence[Parameter], lr: float, weight_decay: float) -> None:
         self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
@@ -66,6 +67,8 @@ class _Base:
 class Sgd(_Base):
     """Stochastic gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
 
+    one_by_one = True
+
     def __init__(
         self,
         parameters: Sequence[Parameter],
@@ -75,7 +78,6 @@ class Sgd(_Base):
     ) -> None:
         super().__init__(parameters, lr, weight_decay)
         self.momentum = momentum
-        self.in_place = weight_decay == 0
 
     @torch.no_grad()
     def step(self) -> None:

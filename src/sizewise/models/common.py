@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.errors import ModelError
-from sizewise.hollow import clone, remade
+from sizewise.remaking import clone, remade
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:
