@@ -177,6 +177,7 @@ def test_a_table_for_people(answer: Answer, home: Path) -> None:
 
 
 BAD = {
+    "unknown augmentation": ("recipe.augment=crop", "unknown augmentation 'crop'; did you mean"),
     "unknown key": ("recipe.lrr=1", "unknown key 'recipe.lrr'; did you mean 'lr'?"),
     "unknown table": ("fleets.devices=3", "unknown key 'fleets'; did you mean 'fleet'?"),
     "unknown option": ("method.widht=0.5", "unknown key 'method.widht'; did you mean 'width'?"),

@@ -254,13 +254,9 @@ class Method:
         module, stages = copy.load(tensors), [copy.actual(stage) for stage in plan.stages]
         recipe, seed = self.task.recipe, self.task.seed
         generator = rng.torch_generator(seed, "batches", plan.round, plan.device)
-        # Peaks depend on shapes only: the first device of each kind is metered, and its figure
-        # serves the others, unless steps differ. A meter that finds its budget crossed ends the
-        # device's work.
         kind = self.kind(plan, shard)
-        known = self._metered.get(kind) if self.steady else None
-        trusted = known is not None and (plan.budget is None or known <= plan.budget)
-        meter = None if trusted and not self.task.enforce else Meter(plan.budget)
+        # A meter that finds its budget crossed ends the device's work.
+        meter = Meter(plan.budget) if self.trusted(plan, shard) is None else None
         with rng.seeded(seed, "dropout", plan.round, plan.device):
             train = partial(
                 training.fit,
@@ -283,7 +279,8 @@ class Method:
                 for stage in stages
             ]
         if meter is not None:
-            self._metered[kind] = max(meter.peak, known or 0)
+            earlier = self._metered.get(kind, 0) if self.steady else 0
+            self._metered[kind] = max(meter.peak, earlier)
         steps = sum(fit.steps for fit in fits)
         return Update(
             plan=plan,
@@ -293,6 +290,17 @@ class Method:
             loss=sum(fit.loss_sum for fit in fits) / max(steps, 1),
             peak_bytes=self._metered[kind],
         )
+
+    def trusted(self, plan: Plan, shard: Shard) -> int | None:
+        """Return the peak of a device's work, if it need not be metered to be known.
+
+        Peaks depend on shapes only: the first device of each kind is metered, and its figure serves
+        the others, unless steps differ.
+        """
+        known = self._metered.get(self.kind(plan, shard)) if self.steady else None
+        if known is None or self.task.enforce:
+            return None
+        return known if plan.budget is None or known <= plan.budget else None
 
     def kind(self, plan: Plan, shard: Shard) -> tuple[object, ...]:
         """Return a key that devices share whose work needs the same bytes."""

@@ -1,7 +1,7 @@
 """What travels between the server and a device: plans out, updates or refusals back."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -63,6 +63,25 @@ class Plan:
     stages: tuple[Stage, ...]
     budget: int | None = None
     predicted: int | None = None
+
+
+def portions(plans: Sequence[Plan], most: Callable[[Plan], int]) -> list[list[Plan]]:
+    """Divide plans into runs of those that are alike but for their devices.
+
+    Args:
+        plans: In order.
+        most: How many may be in a run that begins with this plan.
+    """
+    found: list[list[Plan]] = []
+    limit = 0
+    for plan in plans:
+        last = found[-1] if found else []
+        if len(last) < limit and replace(plan, device=last[0].device) == last[0]:
+            last.append(plan)
+        else:
+            found.append([plan])
+            limit = most(plan)
+    return found
 
 
 @dataclass(frozen=True)

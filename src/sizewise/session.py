@@ -66,6 +66,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         metric=data.metric,
         silos=data.silos,
     )
+    dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
     if config.recipe.augment_once:
         generator = rng.torch_generator(config.seed, "augment-once")
         dataset = dataset.augmented(config.recipe.augment, generator)
@@ -198,7 +199,7 @@ def _federation(setting: Setting, folder: RunFolder, remote: RemoteEngine | None
         )
     engine: Engine
     if remote is None:
-        engine = LocalEngine(Site(method, dataset, setting.partition))
+        engine = LocalEngine(Site(method, dataset, setting.partition, config.engine.together))
     else:
         remote.open(config, method, dataset, str(folder.partition))
         engine = remote

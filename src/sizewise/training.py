@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from sizewise.plan import Stage
 from sizewise.recipe import Recipe
 from sizewise.step import Loss, cross_entropy, rest, training_step
 from sizewise.view import Tensors
+
+T = TypeVar("T")
 
 
 class Samples(Protocol):
@@ -66,12 +68,19 @@ class Shard:
         self, size: int, generator: torch.Generator, *, drop_last: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one shuffled pass over the data: what the model takes (B, ...), labels (B, ...)."""
+        for rows in self.orders(size, generator, drop_last=drop_last):
+            yield self.transform(self.images[rows], generator), self.labels[rows]
+
+    def orders(
+        self, size: int, generator: torch.Generator, *, drop_last: bool = False
+    ) -> Iterator[Tensor]:
+        """Yield the row numbers of each batch of one shuffled pass, int64 (B,)."""
         order = self.rows[torch.randperm(len(self.rows), generator=generator)]
         for rows in torch.split(order, size):
             # Batch norm cannot train on a single sample, so one left over is passed by.
             if len(rows) < size and (drop_last or (len(rows) == 1 and len(order) > 1)):
                 return
-            yield self.transform(self.images[rows], generator), self.labels[rows]
+            yield rows
 
 
 def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Parameter]:
@@ -147,7 +156,8 @@ def fit(
     step = make_step(recipe, loss)
     steps, total, settled = 0, torch.zeros(()), False
     largest = min(recipe.batch, len(samples))
-    for images, labels in _stream(stage, samples, recipe, generator):
+    one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)
+    for images, labels in stream(stage, recipe, one_pass):
         if meter is not None and (every_step or not settled):
             with meter:
                 meter.track(module, optimizer, images, labels, anchors, samples.held)
@@ -160,14 +170,9 @@ def fit(
     return Fit(steps, float(total), meter.peak if meter else None)
 
 
-def _stream(
-    stage: Stage, samples: Samples, recipe: Recipe, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
+def stream(stage: Stage, recipe: Recipe, one_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
     """Yield the batches of all epochs of a stage, at most `max_steps` of them."""
-    passes = (
-        samples.batches(recipe.batch, generator, drop_last=recipe.drop_last)
-        for _ in range(stage.epochs)
-    )
+    passes = (one_pass() for _ in range(stage.epochs))
     return itertools.islice(itertools.chain.from_iterable(passes), recipe.max_steps)
 
 

@@ -8,7 +8,7 @@ from sizewise import evaluation
 from sizewise.engines import Outcome
 from sizewise.engines.site import Site
 from sizewise.evaluation import Score
-from sizewise.plan import Plan
+from sizewise.plan import Plan, portions
 from sizewise.state import State
 
 
@@ -22,7 +22,8 @@ class LocalEngine:
 
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
-        return (self.site.train(state, plan) for plan in plans)
+        for portion in portions(plans, lambda plan: self.site.together):
+            yield from self.site.train_all(state, portion, [None] * len(portion))
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set."""

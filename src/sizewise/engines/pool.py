@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from sizewise.engines.worker import main as become_workers
 from sizewise.errors import EngineError
 from sizewise.evaluation import Score
 from sizewise.method import Method
-from sizewise.plan import Plan, Refusal, Update
+from sizewise.plan import Plan, Refusal, Update, portions
 from sizewise.state import State
 from sizewise.structure import plain
 from sizewise.view import view_in_bytes
@@ -115,6 +115,7 @@ class PoolEngine:
     def __init__(self, workers: int) -> None:
         self._state, self._data = Arena(), Arena()
         self._published: State | None = None
+        self._together = 0
         self._workers: list[_Worker] = []
         theirs: list[socket.socket] = []
         for _ in range(workers):
@@ -143,6 +144,7 @@ class PoolEngine:
     def open(self, config: Config, method: Method, dataset: Dataset, partition: str) -> None:
         """Give the workers the run: its config, its data, and the file of its partition."""
         self._method, self._samples = method, len(dataset.test_labels)
+        self._together = config.engine.together
         values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
         tensors = {name: value for name, value in values.items() if hasattr(value, "numel")}
         facts = {name: value for name, value in values.items() if name not in tensors}
@@ -175,16 +177,22 @@ class PoolEngine:
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
         self._publish(state)
-        portions = self._portions(state, plans)
+        shared = self._together or max(1, len(plans) // (PORTIONS * len(self._workers)))
+
+        def most(plan: Plan) -> int:
+            size = view_in_bytes(self._method.view(plan.piece), state.tensors)
+            return min(shared, PORTION_BYTES // max(size, 1))
+
+        parts = portions(plans, most)
         idle, busy = list(self._workers), dict[object, tuple[_Worker, int]]()
         waiting: dict[int, list[Outcome]] = {}
         sent = given = 0
         try:
-            while given < len(portions):
+            while given < len(parts):
                 window = given + REORDER_WINDOW * len(self._workers)
-                while idle and sent < min(len(portions), window):
+                while idle and sent < min(len(parts), window):
                     worker = idle.pop()
-                    self._hand_out(worker, portions[sent], state)
+                    self._hand_out(worker, parts[sent], state)
                     busy[worker.connection] = (worker, sent)
                     sent += 1
                 if given in waiting:
@@ -193,26 +201,12 @@ class PoolEngine:
                     continue
                 for connection in wait([worker.connection for worker, _ in busy.values()]):
                     worker, number = busy.pop(connection)
-                    waiting[number] = _outcomes(worker, portions[number])
+                    waiting[number] = _outcomes(worker, parts[number])
                     idle.append(worker)
         finally:
             # After an interrupt, answers must not be taken for those to later questions.
             for worker, _ in busy.values():
                 worker.receive()
-
-    def _portions(self, state: State, plans: Sequence[Plan]) -> list[list[Plan]]:
-        """Divide plans into what workers are sent at once: plans alike but for their devices."""
-        most = max(1, len(plans) // (PORTIONS * len(self._workers)))
-        portions: list[list[Plan]] = []
-        limit = 0
-        for plan in plans:
-            if portions and len(portions[-1]) < limit and _alike(portions[-1][0], plan):
-                portions[-1].append(plan)
-                continue
-            size = view_in_bytes(self._method.view(plan.piece), state.tensors)
-            limit = min(most, PORTION_BYTES // max(size, 1))
-            portions.append([plan])
-        return portions
 
     def _hand_out(self, worker: _Worker, plans: Sequence[Plan], state: State) -> None:
         parcels = {
@@ -249,10 +243,6 @@ class PoolEngine:
             worker.outbox.close()
         self._state.close()
         self._data.close()
-
-
-def _alike(one: Plan, other: Plan) -> bool:
-    return replace(other, device=one.device) == one
 
 
 def _outcomes(worker: _Worker, plans: Sequence[Plan]) -> list[Outcome]:

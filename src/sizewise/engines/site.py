@@ -5,9 +5,10 @@ data, and turns a state and a plan into an update.
 """
 
 import copy
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from sizewise import evaluation, norms
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
-from sizewise.errors import DataError, SizewiseError, UpdateRefused
+from sizewise.errors import DataError, SizewiseError
 from sizewise.evaluation import Score
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
@@ -25,14 +26,29 @@ from sizewise.state import State
 from sizewise.training import Shard
 from sizewise.view import Tensors, cut
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Site:
-    """A method and its data."""
+    """A method and its data.
+
+    Attributes:
+        method: What is trained.
+        dataset: On what.
+        partition: Who has which samples.
+        together: Most devices that train in one batched call; 0: each alone.
+    """
 
     method: Method
     dataset: Dataset
     partition: Shards
+    together: int = 0
+
+    @cached_property
+    def _apart(self) -> set[str]:
+        """Sizes of models that turned out not to be trainable several at once: a cache."""
+        return set()
 
     @cached_property
     def transform(self) -> Callable[[Tensor, torch.Generator | None], Tensor]:
@@ -53,27 +69,53 @@ class Site:
         received = {**cut(state.tensors, self.method.view(plan.piece)), **parcel}
         return self.work(plan, received, state.devices.get(plan.device, {}))
 
-    def work(self, plan: Plan, tensors: Tensors, memory: Tensors) -> Update | Refusal:
-        """Do a device's work for one round, given what it received and what it remembers."""
-        shard = Shard(
+    def train_all(
+        self, state: State, plans: Sequence[Plan], parcels: Sequence[Tensors | None]
+    ) -> Iterator[Update | Refusal]:
+        """Do the work of devices whose plans are alike; yield it in order."""
+        at_once = self._at_once(state, plans) if self.together else None
+        if at_once is not None:
+            yield from at_once
+            return
+        for plan, parcel in zip(plans, parcels, strict=True):
+            yield self.train(state, plan, parcel)
+
+    def _at_once(self, state: State, plans: Sequence[Plan]) -> list[Update | Refusal] | None:
+        """Do the work of devices in one batched call; None if that cannot be done."""
+        from sizewise import together  # Not needed, and slow to import, for most runs.
+
+        shards, size = [self._shard(plan.device) for plan in plans], plans[0].piece.size
+        if len(plans) < 2 or size in self._apart:
+            return None
+        if not together.possible(self.method, plans[0], shards):
+            return None
+        start = time.perf_counter()
+        tensors = cut(state.tensors, self.method.view(plans[0].piece))
+        try:
+            updates = together.fit(self.method, plans, tensors, shards)
+        except RuntimeError as error:
+            log.info("devices with model %s train one by one: %s", size, error)
+            self._apart.add(size)
+            return None
+        seconds = (time.perf_counter() - start) / len(plans)
+        return [_judged(replace(update, seconds=seconds)) for update in updates]
+
+    def _shard(self, device: int) -> Shard:
+        return Shard(
             self.dataset.train_images,
             self.dataset.train_labels,
-            self.partition.shard(plan.device),
+            self.partition.shard(device),
             self.transform,
         )
+
+    def work(self, plan: Plan, tensors: Tensors, memory: Tensors) -> Update | Refusal:
+        """Do a device's work for one round, given what it received and what it remembers."""
+        shard = self._shard(plan.device)
         start = time.perf_counter()
         try:
             if len(shard) == 0:
                 raise DataError("it holds no training data")
             update = self.method.train(plan, tensors, shard, memory)
-            if update.steps == 0:
-                raise DataError(
-                    f"its {len(shard)} samples fill no batch; turn recipe.drop_last off"
-                )
-            if not math.isfinite(update.loss):
-                raise UpdateRefused(
-                    f"its training loss is {update.loss}; lower recipe.lr or set recipe.clip"
-                )
         except SizewiseError as error:
             return Refusal(plan.device, plan.round, plan.group, str(error))
         except ValueError as error:
@@ -82,7 +124,7 @@ class Site:
                 raise
             reason = f"it cannot train on a single sample: {error}"
             return Refusal(plan.device, plan.round, plan.group, reason)
-        return replace(update, seconds=time.perf_counter() - start)
+        return _judged(replace(update, seconds=time.perf_counter() - start))
 
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
         """Score one deployed model on some test batches, or on all of them."""
@@ -98,3 +140,14 @@ class Site:
         if recipe.eval_memory is not None:
             module = self.method.task.frugal(module)
         return evaluation.score(module, data, recipe.eval_batch, batches)
+
+
+def _judged(update: Update) -> Update | Refusal:
+    """Return an update, or why it is of no use."""
+    reason = ""
+    if update.steps == 0:
+        reason = f"its {update.samples} samples fill no batch; turn recipe.drop_last off"
+    elif not math.isfinite(update.loss):
+        reason = f"its training loss is {update.loss}; lower recipe.lr or set recipe.clip"
+    plan = update.plan
+    return Refusal(plan.device, plan.round, plan.group, reason) if reason else update

@@ -68,7 +68,8 @@ class Worker:
             devices=content["devices"],
         )
         method = configs.make_method(config, task)
-        self._site = Site(method, dataset, load_partition(content["partition"]))
+        partition = load_partition(content["partition"])
+        self._site = Site(method, dataset, partition, config.engine.together)
 
     def _see(self, content: Message) -> None:
         tensors = self._state_arena.read(content["layout"])
@@ -83,9 +84,8 @@ class Worker:
             parcels[int(place)][name] = tensor
         facts: list[Message] = []
         tensors: dict[str, Tensor] = {}
-        for number, device in enumerate(content["devices"]):
-            plan = replace(plan, device=device)
-            outcome = self._site.train(self._state, plan, parcels[number])
+        plans = [replace(plan, device=device) for device in content["devices"]]
+        for number, outcome in enumerate(self._site.train_all(self._state, plans, parcels)):
             if isinstance(outcome, Refusal):
                 facts.append({"refusal": plain(outcome)})
                 continue

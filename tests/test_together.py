@@ -1,0 +1,113 @@
+"""Devices that train in one batched call learn what each would learn alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sizewise import config as configs
+from sizewise import session, together
+from sizewise.errors import ConfigError
+from sizewise.federation import Federation
+
+TABLES: dict[str, Any] = {
+    "rounds": 3,
+    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "data": {"partition": "iid", "train_limit": 240, "test_limit": 60},
+    "fleet": {"devices": 12, "per_round": 8},
+    "recipe": {"batch": 8, "epochs": 2, "lr": 0.1},
+}
+
+
+def run(
+    path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch, **tables: Any
+) -> tuple[Any, int]:
+    """Return the result of a run with its final tensors, and how many devices trained at once."""
+    count, fit = 0, together.fit
+
+    def counted(*given: Any) -> Any:
+        nonlocal count
+        updates = fit(*given)
+        count += len(updates)
+        return updates
+
+    monkeypatch.setattr(together, "fit", counted)
+    config = configs.from_dict({**TABLES, **tables})
+    config = replace(config, engine=replace(config.engine, together=at_once))
+    with session.started(config, path) as federation:
+        result = federation.run()
+        return (result, final(federation)), count
+
+
+def final(federation: Federation) -> dict[str, torch.Tensor]:
+    found = federation.folder.newest()
+    assert found is not None
+    return dict(found[0].tensors)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"method": {"name": "fedprox"}},
+        {"recipe": {**TABLES["recipe"], "optimizer": "adam", "lr": 0.01, "weight_decay": 0.01}},
+        {"recipe": {**TABLES["recipe"], "batch": 7, "momentum": 0.9, "max_steps": 5}},
+        {"model": {"name": "cnn", "args": {"layers": [4]}}},
+        {"model": {"name": "linear"}, "engine": {"workers": 2}},
+    ],
+    ids=["fedavg", "proximal", "adam", "uneven batches", "convolutions", "workers"],
+)
+def test_same_results_within_rounding(
+    tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expected, alone), none = run(tmp_path / "alone", 0, monkeypatch, **tables)
+    (result, batched), count = run(tmp_path / "batched", 4, monkeypatch, **tables)
+    assert none == 0
+    # The very first device is metered, and so is alone; workers count for themselves.
+    assert count > 12 or "engine" in tables
+    for name, tensor in alone.items():
+        torch.testing.assert_close(batched[name], tensor, rtol=1e-4, atol=1e-5)
+    for key in ("rounds", "bytes_up", "bytes_down", "flops", "peak_bytes", "refused"):
+        assert result[key] == expected[key]
+    assert result["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"recipe": {**TABLES["recipe"], "clip": 1.0}},
+        {"recipe": {**TABLES["recipe"], "augment": "crop-flip"}},
+        {
+            "model": {"name": "cnn", "args": {"layers": [4]}},
+            "recipe": {**TABLES["recipe"], "norm": "tracked"},
+        },
+        {"model": {"name": "vit_tiny", "args": {"patch": 4, "dropout": 0.1}}},
+        {"method": {"name": "heterofl"}},
+        {"engine": {"enforce": True}},
+    ],
+    ids=["clipped", "augmented", "buffers", "dropout", "own loss", "enforced"],
+)
+def test_what_cannot_be_batched_trains_alone_with_the_same_bits(
+    tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {**tables, "rounds": 2}
+    (expected, _), _ = run(tmp_path / "alone", 0, monkeypatch, **tables)
+    (result, _), count = run(tmp_path / "batched", 4, monkeypatch, **tables)
+    assert count == 0
+    assert result["state_sha256"] == expected["state_sha256"]
+
+
+def test_a_device_that_diverges_is_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {**TABLES["recipe"], "lr": 1e30}
+    (result, _), _ = run(tmp_path / "run", 4, monkeypatch, rounds=1, recipe=recipe)
+    assert all("lower recipe.lr" in refusal["reason"] for refusal in result["refused"])
+    assert sum(refusal["times"] for refusal in result["refused"]) == 8
+
+
+def test_a_negative_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine.together must not be negative"):
+        configs.from_dict({"engine": {"together": -1}})
