@@ -38,6 +38,9 @@ PEERS = {
     "bare": Peer("bare PyTorch loop", "bare", "bare.py", 1),
     "sizewise-1": Peer("sizewise, 1 worker", "sizewise", "sizewise_run.py", 1),
     "sizewise-2": Peer("sizewise, 2 workers", "sizewise", "sizewise_run.py", 2),
+    "sizewise-together": Peer(
+        "sizewise, 1 worker, together = 64", "sizewise", "sizewise_together.py", 1
+    ),
     "flower": Peer("Flower simulation, 2 actors", "flower", "flower_run.py", 2),
     "pfl-1": Peer("pfl, 1 process", "pfl", "pfl_run.py", 1),
     "pfl-2": Peer("pfl, 2 processes", "pfl", "pfl_run.py", 2),

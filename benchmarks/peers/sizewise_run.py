@@ -33,7 +33,7 @@ def make_dataset(workload: work.Workload) -> Dataset:
     )
 
 
-def make_config(workload: work.Workload, workers: int) -> Config:
+def make_config(workload: work.Workload, workers: int, together: int = 0) -> Config:
     """Return the sizewise config of a workload; what is not named here is at its default."""
     model: dict[str, object] = {"name": workload.model}
     if workload.model == "mlp":
@@ -52,16 +52,16 @@ def make_config(workload: work.Workload, workers: int) -> Config:
                 "batch": workload.batch,
                 "eval_every": workload.rounds,
             },
-            "engine": {"workers": workers},
+            "engine": {"workers": workers, "together": together},
         }
     )
 
 
-def main() -> None:
+def main(together: int = 0) -> None:
     """Run one workload and print its report."""
     given = work.arguments("sizewise")
     workload, report = given.workload, work.Report()
-    config = make_config(workload, given.workers)
+    config = make_config(workload, given.workers, together)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         lines: list[dict[str, object]] = []

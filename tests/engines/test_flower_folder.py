@@ -82,7 +82,13 @@ def test_without_ray_the_simulation_says_what_to_install(
 def test_the_simulation_gives_the_bits_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["rounds=2", "model.name=linear", "fleet.devices=4", "fleet.per_round=2"]
+    small = [
+        "rounds=2",
+        "method.name=fedavg",
+        "model.name=linear",
+        "fleet.devices=4",
+        "fleet.per_round=2",
+    ]
     small += ['fleet.budgets=["1MB","2MB"]', "data.train_limit=100", "data.test_limit=50"]
     values = [part for value in small for part in ("--set", value)]
     hashes = []
