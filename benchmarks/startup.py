@@ -32,11 +32,12 @@ def start(overrides: list[str]) -> tuple[float, float]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert process.stderr is not None
-        process.stderr.readline()
+        messages = process.stderr or sys.exit("a process without stderr")
+        messages.readline()
         began = time.perf_counter() - begin
-        process.stderr.read()
-        assert process.wait() == 0
+        rest = messages.read()
+        if process.wait() != 0:
+            sys.exit(rest)
         lasted: float = json.loads((out / "history.jsonl").read_text())["seconds"]
     return began, began + lasted
 

@@ -1,7 +1,4 @@
-"""The workloads on sizewise, with up to 64 devices in one batched call.
-
-python sizewise_together.py a|b|c [--workers N] [--rounds N]
-"""
+"""The workloads on sizewise, with up to 64 devices in one batched call; as `sizewise_run.py`."""
 
 import sizewise_run
 

@@ -32,7 +32,7 @@ def compare(outputs: Tensor, targets: Tensor) -> Tensor:
         targets: Classes (B,) or tags (B, T), int64; or scores (B,), float32.
     """
     if targets.is_floating_point():
-        # Not F.mse_loss, whose kernel takes a few bytes that fake tensors do not know of.
+        # Not F.mse_loss, whose kernel takes a few bytes that torch's fake tensors do not know of.
         return (outputs.squeeze(-1) - targets).square().mean()
     if outputs.ndim == targets.ndim + 2:
         outputs, targets = own_head(outputs, targets)

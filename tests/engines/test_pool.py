@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,28 @@ def test_an_exception_in_a_worker_is_told_in_the_main_process(
     plan = setting.method.plan(state, setting.fleet.device(0, 0), 0)
     with pytest.raises(EngineError, match="no partition is not a saved partition"):
         list(pools[2].train(state, [plan]))
+
+
+def test_a_process_with_one_thread_is_forked_and_another_is_not() -> None:
+    code = """
+import threading
+import sizewise.session  # all that a run needs
+from sizewise.engines.pool import PoolEngine
+
+def kind():
+    pool = PoolEngine(2)
+    try:
+        return type(pool._process).__name__
+    finally:
+        pool.close()
+
+print(kind())
+done = threading.Event()
+threading.Thread(target=done.wait).start()
+print(kind())
+done.set()
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert answer.stdout.split() == ["_Forked", "Popen"]
