@@ -21,7 +21,7 @@ demo: $(VENV)/core
 	$(BIN)/sizewise run
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check src tests benchmarks tools examples
@@ -32,6 +32,9 @@ bench: $(VENV)/dev
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/flower.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/peers/compare.py
+	$(BIN)/python benchmarks/peers/scale.py
 
 docs: $(VENV)/dev
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"

@@ -74,7 +74,7 @@ class EngineConfig:
             each kind of work are metered, which is enough unless a model's appetite depends on
             its data; costs 7 to 18 % of the speed.
         save_every: Make a checkpoint after every so many rounds, and after the last. A crash loses
-            at most so many rounds and one more. Writing a large model can take longer than training.
+            at most one round more. Writing a large model can take longer than training it.
         together: Most devices that train in one batched call, where plans are alike; 0: each alone.
             Faster for tiny models only; the last bits of results differ.
         flower: Whom a server waits for when devices are machines of their own.

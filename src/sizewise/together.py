@@ -53,8 +53,8 @@ def fit(
         shards: Their data.
 
     Raises:
-        RuntimeError: The model does something that cannot be done for several at once, such as
-            dropout.
+        RuntimeError, ValueError: The model does something that cannot be done for several at once,
+            such as dropout.
     """
     plan, recipe, count = plans[0], method.task.recipe, len(plans)
     copy = method.copy(plan.piece)

@@ -33,6 +33,7 @@ def run(config: Config, out: Path | None, observe: Observer) -> dict[str, Any]:
         raise ConfigError(f"{str(folder)!r} has a run already; choose another --out")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # It warns otherwise.
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation

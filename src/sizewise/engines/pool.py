@@ -177,11 +177,12 @@ class PoolEngine:
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
         self._publish(state)
-        shared = self._together or max(1, len(plans) // (PORTIONS * len(self._workers)))
+        fair = -(-len(plans) // len(self._workers))
+        usual = min(self._together, fair) or max(1, fair // PORTIONS)
 
         def most(plan: Plan) -> int:
             size = view_in_bytes(self._method.view(plan.piece), state.tensors)
-            return min(shared, PORTION_BYTES // max(size, 1))
+            return min(usual, PORTION_BYTES // max(size, 1))
 
         parts = portions(plans, most)
         idle, busy = list(self._workers), dict[object, tuple[_Worker, int]]()

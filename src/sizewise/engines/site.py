@@ -84,16 +84,17 @@ class Site:
         """Do the work of devices in one batched call; None if that cannot be done."""
         from sizewise import together  # Not needed, and slow to import, for most runs.
 
-        shards, size = [self._shard(plan.device) for plan in plans], plans[0].piece.size
+        size = plans[0].piece.size
         if len(plans) < 2 or size in self._apart:
             return None
+        shards = [self._shard(plan.device) for plan in plans]
         if not together.possible(self.method, plans[0], shards):
             return None
         start = time.perf_counter()
         tensors = cut(state.tensors, self.method.view(plans[0].piece))
         try:
             updates = together.fit(self.method, plans, tensors, shards)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             log.info("devices with model %s train one by one: %s", size, error)
             self._apart.add(size)
             return None
