@@ -29,7 +29,6 @@ lint: $(VENV)/dev
 	$(BIN)/mypy
 
 bench: $(VENV)/dev
-	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/flower.py
 	$(BIN)/python benchmarks/startup.py

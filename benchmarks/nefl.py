@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from sizewise import flops
 from sizewise.memory import Meter
 from sizewise.methods.nefl import NeFL
 from sizewise.plan import Piece
 from sizewise.recipe import Recipe
-from sizewise.step import cross_entropy, training_step
+from sizewise.step import training_step
 from sizewise.step_sizes import Branch, StepSize
 from sizewise.submodels import Submodel, published
 from sizewise.task import ModelConfig, Task
@@ -99,10 +98,11 @@ def measure(method: NeFL, chosen: Sequence[Submodel], repeats: int, steps: int) 
             if turn == 0:  # The first one compiles kernels.
                 case.seconds = float("inf")
     peaks = [case.peak(images, labels) for case in ours]
-    for case, peak in zip(ours, peaks, strict=True):
-        if peak != (predicted := method.predicted(case.module, stage).peak):
-            raise SystemExit(f"predicted {predicted:,} bytes, metered {peak:,}")
-    work = [flops.per_sample(case.module, images, labels, cross_entropy) for case in ours]
+    costs = [method.predicted(case.module, stage) for case in ours]
+    for cost, peak in zip(costs, peaks, strict=True):
+        if peak != cost.footprint.peak:
+            raise SystemExit(f"predicted {cost.footprint.peak:,} bytes, metered {peak:,}")
+    work = [cost.flops for cost in costs]
     size = [sum(p.numel() for p in case.module.parameters()) for case in ours]
     whole, rows = ours[-1], []
     for number, (blocks, case) in enumerate(zip(kept, ours, strict=True)):

@@ -15,10 +15,9 @@ import time
 
 import shared
 
-from sizewise import flops, submodels
+from sizewise import submodels
 from sizewise.methods.nefl import NeFL
 from sizewise.recipe import Recipe
-from sizewise.step import cross_entropy
 from sizewise.submodels import Scaling
 from sizewise.task import ModelConfig, Task
 
@@ -58,7 +57,6 @@ def rows(model: str) -> list[str]:
     label, image, args = MODELS[model]
     recipe = Recipe(batch=32, momentum=0.0, weight_decay=0.0, norm="tracked")
     method = NeFL(Task(ModelConfig(model, args), recipe, image, classes=10))
-    pair = method.task.inputs(2), method.task.targets(2)
     (stage,) = method.stages(0)
     whole = sum(parameter.numel() for parameter in method._sketch({}).parameters())
     lines, known = [], {}
@@ -69,10 +67,11 @@ def rows(model: str) -> list[str]:
             if submodel not in known:
                 blocks = {} if submodel.blocks is None else {"blocks": list(submodel.blocks)}
                 module = method._sketch({"width": submodel.width, **blocks}).requires_grad_()
+                cost = method.predicted(module, stage)
                 known[submodel] = (
                     sum(parameter.numel() for parameter in module.parameters()),
-                    flops.per_sample(module, *pair, cross_entropy),
-                    method.predicted(module, stage).peak,
+                    cost.flops // recipe.batch,
+                    cost.footprint.peak,
                 )
             parameters, work, peak = known[submodel]
             kept = len(method.parts.blocks if submodel.blocks is None else submodel.blocks)

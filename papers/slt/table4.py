@@ -88,7 +88,9 @@ def main() -> None:
             apart = max(abs(theirs - width) for theirs, width in pairs)
             part = "" if len(published) == known.steps else f" (step {len(published)} only)"
             budget = method.counted(known.ratio)
-            shares = (100 * method.bytes_of(n, n - 1, s) / budget for n, s in enumerate(published, 1))
+            shares = (
+                100 * method.bytes_of(n, n - 1, s) / budget for n, s in enumerate(published, 1)
+            )
             cells = [str(known.printed or "-"), str(known.steps), cells[2], f"{apart:.3f}{part}"]
             cells.append(" ".join(f"{share:.0f}" for share in shares))
         name = f"{known.model}, {known.ratio:g}"
