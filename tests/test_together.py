@@ -1,5 +1,6 @@
 """Devices that train in one batched call learn what each would learn alone."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ def test_same_results_within_rounding(
     assert none == 0
     # The very first device is metered, and so is alone; workers count for themselves.
     assert count > 12 or "engine" in tables
+    # Those of one call took the same time, to the last digit, also in a worker.
+    lines = (tmp_path / "batched/updates.jsonl").read_text().splitlines()
+    times = [json.loads(line)["seconds"] for line in lines]
+    assert len(set(times)) < 0.7 * len(times)
     for name, tensor in alone.items():
         torch.testing.assert_close(batched[name], tensor, rtol=1e-4, atol=1e-5)
     for key in ("rounds", "bytes_up", "bytes_down", "flops", "peak_bytes", "refused"):

@@ -171,19 +171,18 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
 
 
 def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
-    # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
-    if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
-        try:
-            with torch.random.fork_rng(devices=[]):  # as below
+    with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
+        # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
+        if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
+            try:
                 return _simulate(module, learning, spec, emptied)
-        except Exception:  # noqa: S110
-            pass  # it looks at its data; or it cannot run at all, and will say so again now
-    try:
-        with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
+            except Exception:  # noqa: S110
+                pass  # it looks at its data; or it cannot run at all, and will say so again now
+        try:
             return _simulate(module, learning, spec, _same_data)
-    except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ModelError(f"{type(module).__name__} cannot take a step: {reason}") from error
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ModelError(f"{type(module).__name__} cannot take a step: {reason}") from error
 
 
 def _same_data(tensor: Tensor) -> Tensor:
