@@ -26,6 +26,13 @@ def deep(classes: int, image: tuple[int, int, int], norm: bool = True) -> Staged
     return _build(image, classes, (9, 7), norm)
 
 
+def partly_frozen(classes: int, image: tuple[int, int, int], norm: bool = True) -> Staged:
+    """Three blocks, the first of which is its owner's."""
+    model = deep(classes, image, norm)
+    model.blocks[0].requires_grad_(False)
+    return model
+
+
 def other(classes: int, image: tuple[int, int, int], norm: bool = True) -> Staged:
     """A stem that gives more."""
     model = _build(image, classes, (), norm)

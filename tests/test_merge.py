@@ -94,6 +94,22 @@ def test_tensor_that_nobody_sent_is_passed_on_itself() -> None:
     assert list(merged) == ["w", "frozen"]
 
 
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=5), st.sampled_from([2, 50, 96]))
+def test_tensor_that_comes_back_as_it_was_keeps_its_bits(weights: list[int], size: int) -> None:
+    server = {"w": torch.randn(96, 2), "v": torch.randn(96)}
+    views: list[View] = [
+        {"w": Slot("w", (slice(0, size), slice(None)))},
+        {"w": Slot("w", (torch.arange(0, 96, 3), slice(None)))},
+        whole(server),
+    ]
+    parts = [(cut(server, views[n % 3]), views[n % 3], float(w)) for n, w in enumerate(weights)]
+    merged = merge(server, parts)
+    assert merged["w"] is server["w"]
+    assert merged["v"] is server["v"]
+    moved = {**parts[0][0], "w": parts[0][0]["w"] + 1}
+    assert merge(server, [(moved, *parts[0][1:])])["w"] is not server["w"]
+
+
 def test_without_updates_nothing_changes() -> None:
     server = {"w": torch.randn(2)}
     assert merge(server, [])["w"] is server["w"]

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -151,6 +152,16 @@ def test_merge_of_nothing_changes_nothing(make_task: Tasks) -> None:
         state = method.setup()
         merged = method.merge(state, [])
         assert all(merged.tensors[name] is state.tensors[name] for name in state.tensors)
+
+
+@pytest.mark.parametrize("server", ["fedavg", "fedadam"])
+def test_what_a_method_keeps_on_the_server_survives_a_merge(
+    make_task: Tasks, site_of: Callable[[Method], Site], server: str
+) -> None:
+    method = Method(make_task(server=server))
+    state = replace(method.setup(), memory={"store/a": torch.ones(3)})
+    merged = method.merge(state, [trained(site_of(method), state, 0)])
+    assert torch.equal(merged.memory["store/a"], torch.ones(3))
 
 
 def test_only_parameters_pass_through_the_server_optimiser(make_task: Tasks) -> None:

@@ -168,7 +168,9 @@ class Architectures(Method):
         A device that was upgraded may remember layers of another model, which do not help.
         """
         own, ends = training.own_tensors(self.pattern(piece)), self.view(piece)
-        shapes = {name: own[name].shape for name in own.keys() - ends.keys()}
+        copy = self.copy(piece)
+        learned = copy.trained_names([copy.actual(stage) for stage in self.stages(0)])
+        shapes = {name: own[name].shape for name in learned if name not in ends}
         if {name: tensor.shape for name, tensor in memory.items()} != shapes:
             memory = {}
         return {**own, **memory, **{name: received[name] for name in ends}}

@@ -5,6 +5,9 @@ For every scalar entry e of the server's tensors, with K(e) the updates that hol
     theta_e <- sum_{k in K(e)} w_k theta_e^k / sum_{k in K(e)} w_k     where K(e) is not empty
     theta_e <- theta_e                                                 elsewhere
 
+A tensor that every device sends back as it was, because nothing in it learns, keeps its bits too:
+the mean of equal numbers is rounded, and by how much depends on the CPU.
+
 Updates are added one by one and can be forgotten at once, so memory is O(model), however many
 devices report. The order of adding decides the rounding; the federation adds in plan order.
 """
@@ -30,6 +33,7 @@ class CoverageMean:
         self._tensors = tensors
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, _Weights] = {}
+        self._moved: set[str] = set()
 
     def add(self, update: Tensors, view: View, weight: float) -> None:
         """Add one update with the given positive weight.
@@ -54,6 +58,8 @@ class CoverageMean:
         if slot.name not in self._sums:
             self._sums[slot.name] = torch.zeros_like(old)
             self._weights[slot.name] = _Weights(old)
+        if slot.name not in self._moved and not torch.equal(slot.read(self._tensors), tensor):
+            self._moved.add(slot.name)
         total = self._sums[slot.name]
         if slot.index is None:
             total.add_(tensor, alpha=weight)
@@ -62,7 +68,7 @@ class CoverageMean:
         self._weights[slot.name].add(slot.index, weight)
 
     def result(self) -> dict[str, Tensor]:
-        """Return all server tensors, covered entries replaced and all others as they were."""
+        """Return all server tensors: means where somebody changed them, else the old ones."""
         return {name: self._mean(name, old) for name, old in self._tensors.items()}
 
     def covered(self, name: str) -> bool | Tensor:
@@ -80,6 +86,8 @@ class CoverageMean:
         total = self._sums[name]
         if name not in self._weights:
             return total
+        if name not in self._moved:
+            return old
         weight = self._weights[name].total()
         if isinstance(weight, float):
             return total / weight

@@ -36,15 +36,16 @@ def apply(
         recipe: Names the optimiser and its numbers.
         old: Server tensors before the round.
         merged: Server tensors after merging.
-        memory: The optimiser's moments after the last round; empty at first.
+        memory: What the server remembers: the moments after the last round, and whatever a method
+            keeps beside them.
         coverage: For each tensor that is a parameter, whether somebody trained it, or a mask of
             the entries that somebody did. What nobody trained keeps its value and its moments.
 
     Returns:
-        The new server tensors and the new moments.
+        The new server tensors, and the memory with the new moments.
     """
     if recipe.server == "fedavg" and recipe.server_lr == 1.0:
-        return dict(merged), {}
+        return dict(merged), dict(memory)
     tensors, moments = dict(merged), dict(memory)
     for name, covered in coverage.items():
         if covered is False:

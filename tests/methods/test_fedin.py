@@ -131,6 +131,17 @@ def test_an_upgraded_device_begins_its_new_model_afresh(make_site: MakeSite) -> 
     )
 
 
+def test_a_device_with_frozen_layers_remembers_the_others(make_site: MakeSite) -> None:
+    model = "mixed_models:partly_frozen"
+    site = make_site(model=model, models=(model,))
+    state, _ = do_round(site, site.method.setup(), 0, [Device(0, "a", model=model)])
+    method: Any = site.method
+    start = method.start(method.piece(model), state.tensors, state.devices[0])
+    assert not any(name.startswith("blocks.0.") for name in state.devices[0])
+    for name, tensor in state.devices[0].items():
+        assert torch.equal(start[name], tensor)
+
+
 # ---- a device's round
 
 

@@ -228,7 +228,8 @@ class FedGKT(Method):
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train the device's model, which stays with it; tell of its samples."""
-        start = memory or training.own_tensors(self.pattern(plan.piece))
+        # What its owner froze is not remembered: it is as it was built.
+        start = {**training.own_tensors(self.pattern(plan.piece)), **memory}
         pupil = Pupil(shard.images, shard.labels, shard.rows, shard.transform, tensors.get(LOGITS))
         update = self.fit(plan, start, pupil)
         generator = rng.torch_generator(self.task.seed, "send", plan.round, plan.device)
@@ -266,12 +267,13 @@ class FedGKT(Method):
         joined = (torch.cat([shared[n] for _, shared in told]) for n in (FEATURES, LOGITS, LABELS))
         lesson = Gathered(*joined)
         recipe = replace(self.task.recipe, max_steps=None, proximal=0.0)
-        stage = Stage(recipe.lr_at(round_index, self.task.rounds), options.server_epochs)
+        copy = self.copy(self.main)
+        rate = recipe.lr_at(round_index, self.task.rounds)
+        stage = copy.actual(Stage(rate, options.server_epochs))
         distil = options.server_distil
         loss = partial(
             teachers_loss, alpha=options.alpha, temperature=options.temperature, distil=distil
         )
-        copy = self.copy(self.main)
         module = copy.load(state.tensors)
         generator = rng.torch_generator(self.task.seed, "server", round_index)
         with rng.seeded(self.task.seed, "server dropout", round_index):
@@ -301,7 +303,8 @@ class FedGKT(Method):
 
     def _model(self, state: State, number: int | None, server: bool) -> nn.Module:
         fresh = training.own_tensors(self.pattern(self.small))
-        small = self.copy(self.small).load(fresh if number is None else state.devices[number])
+        learned = {} if number is None else state.devices[number]
+        small = self.copy(self.small).load({**fresh, **learned})
         if not server:
             return small
         large = self.copy(self.main).load(state.tensors)

@@ -130,7 +130,7 @@ class InclusiveFL(Prefixwise):
                 memory |= remembered
                 for name, tensor in tensors.items():
                     proposed[name].append((tensor, weights[piece.size]))
-        agreed = {name: _mean(found) for name, found in proposed.items()}
+        agreed = {name: _mean(state.tensors[name], found) for name, found in proposed.items()}
         return replace(state, tensors={**state.tensors, **agreed}, memory=memory)
 
     def _stepped(
@@ -194,8 +194,13 @@ def _stop(piece: Piece) -> int:
     return int(piece.cut["exits"][-1])
 
 
-def _mean(found: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """Return the weighted mean of one tensor of several sizes; of counters, the furthest."""
+def _mean(old: Tensor, found: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """Return the weighted mean of one tensor of several sizes; of counters, the furthest.
+
+    What no size changed is the old tensor itself: the mean of equal numbers would be rounded.
+    """
+    if all(torch.equal(tensor, old) for tensor, _ in found):
+        return old
     if len(found) == 1:
         return found[0][0]
     tensors = torch.stack([tensor for tensor, _ in found])

@@ -178,22 +178,16 @@ class SLT(Stepwise):
         """Return the next state, and note which configuration it is for."""
         losses: list[tuple[float, int]] = []
         rounds: set[int] = set()
-        sent: set[str] = set()
 
         def noted() -> Iterator[Update]:
             for update in updates:
                 losses.append((update.loss, update.samples))
                 rounds.add(update.plan.round)
-                sent.update(update.tensors)
                 yield self._completed(update, state) if self.options.frozen_in_mean else update
 
         merged = super().merge(state, noted())
         if not losses:
             return merged
-        if self.options.frozen_in_mean:
-            # What all devices froze stays as it is: a mean of copies would be rounded.
-            tensors = {n: merged.tensors[n] if n in sent else t for n, t in state.tensors.items()}
-            merged = replace(merged, tensors=tensors)
         if self.options.rounds != "early_stop":
             step = self.step(state, rounds.pop())
             return replace(merged, extras={**merged.extras, "trained": step})
