@@ -136,10 +136,17 @@ def test_buffers_that_are_not_saved_do_not_pass_from_device_to_device(run):
     assert run("Drifting", workers=2, folder="two")["state_sha256"] == alone
 
 
+@pytest.fixture
+def _two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("_two_threads")
 def test_the_start_does_not_depend_on_threads(run):
-    torch.set_num_threads(2)
     alone = run("Orthogonal", folder="one")["state_sha256"]
-    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2, "a run gives back the threads that it found"
     assert run("Orthogonal", workers=2, folder="two")["state_sha256"] == alone
 
 

@@ -31,7 +31,7 @@ class DataConfig:
         partition: How samples are dealt to devices; see `sizewise list partitions`.
         alpha: Concentration of the Dirichlet partitions: small is uneven.
         classes_per_device: For `shards` and `deck`.
-        min_samples: Smallest shard that `capped-dirichlet` accepts.
+        min_samples: Smallest shard that `dirichlet` accepts.
         samples_per_device: For `draw`.
         train_limit: Use only this many training samples.
         test_limit: Use only this many test samples.

@@ -32,6 +32,7 @@ from sizewise.run import RunFolder
 from sizewise.session import Setting
 from sizewise.structure import build, format_bytes, nearest, plain
 from sizewise.task import Task
+from sizewise.threads import one_thread
 from sizewise.training import own_tensors
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
@@ -66,6 +67,7 @@ class Deployed:
     parameters: int
 
 
+@one_thread()  # As in the run, so that what is measured is the same.
 def export(
     path: Path,
     out: Path,

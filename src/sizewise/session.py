@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from sizewise import accounting, checkpoint, preview, rng
 from sizewise.config import Config, make_method, make_task
 from sizewise.data import partitions, sources
@@ -31,6 +29,7 @@ from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
 from sizewise.run import RunFolder
 from sizewise.task import Task
+from sizewise.threads import one_thread
 from sizewise.widthwise import Widthwise
 
 
@@ -45,6 +44,8 @@ class Setting:
     partition: Shards
 
 
+# What initialisation computes depends on the number of threads.
+@one_thread()
 def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     """Load the data, build the model, deal out the samples; raise if anything does not fit.
 
@@ -52,8 +53,6 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         config: The run.
         dataset: Data that is in memory already, in place of what the config names.
     """
-    # One thread from here on: what initialisation and training compute depends on their number.
-    torch.set_num_threads(1)
     data = config.data
     dataset = dataset or sources.load(
         data.name,
@@ -129,7 +128,7 @@ def started(
         dataset: Data that is in memory already, in place of what the config names.
         engine: Where devices do their work, in place of this machine. Its owner closes it.
     """
-    with nullcontext(engine) if engine else _engine(config) as remote:
+    with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet)
         folder = RunFolder.create(out or new_name(config), config)
@@ -152,7 +151,7 @@ def resumed(
     """
     folder, config = RunFolder.open(path)
     try:
-        with nullcontext(engine) if engine else _engine(config) as remote:
+        with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
             yield _federation(prepare(config, dataset), folder, remote)
     finally:
         folder.release()

@@ -112,12 +112,15 @@ class Node:
 
     def _site(self, order: dict[str, Any], context: Context) -> "Site":
         """Return where plans of a run are carried out, with this node's data."""
+        import torch
+
         from sizewise import config as configs
         from sizewise import session
         from sizewise.data import sources
         from sizewise.data.texts import own_tokenizer
         from sizewise.engines.site import Site
 
+        torch.set_num_threads(1)  # This process trains, and does nothing else.
         folder = context.node_config.get("data")
         key = (json.dumps([order["config"], order["data"]]), folder)
         if self._opened is None or self._opened[0] != key:
