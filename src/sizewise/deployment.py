@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from sizewise import card, checkpoint, config, evaluation, methods, norms, session
 from sizewise.data.dataset import Dataset
+from sizewise.data.memory import check as check_data
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.memory import predict
 from sizewise.run import RunFolder
@@ -143,7 +144,9 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
     if not (path / "config.toml").is_file():
         raise CheckpointError(f"{str(path)!r} is not a run folder (it has no config.toml)")
-    setting = session.prepare(config.load(path / "config.toml"), dataset)
+    chosen = config.load(path / "config.toml")
+    check_data(chosen.data, dataset)
+    setting = session.prepare(chosen, dataset)
     described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
     if described["data_sha256"] != setting.dataset.fingerprint():
         raise CheckpointError(

@@ -8,13 +8,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from sizewise import accounting, checkpoint, preview, rng
+from sizewise import accounting, checkpoint, models, preview, rng
 from sizewise.config import Config, make_method, make_task
-from sizewise.data import partitions, sources
+from sizewise.data import memory, partitions, sources
+from sizewise.data.catalog import own_name
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.data.texts import own_tokenizer
@@ -53,18 +54,9 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         config: The run.
         dataset: Data that is in memory already, in place of what the config names.
     """
+    models.factory(config.model.name)  # A wrong name shows before the data is read.
     data = config.data
-    dataset = dataset or sources.load(
-        data.name,
-        data.root,
-        train_limit=data.train_limit,
-        test_limit=data.test_limit,
-        image_size=data.image_size,
-        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
-        max_tokens=data.max_tokens,
-        metric=data.metric,
-        silos=data.silos,
-    )
+    dataset = _loaded(config) if dataset is None else dataset
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
     if config.recipe.augment_once:
         generator = rng.torch_generator(config.seed, "augment-once")
@@ -89,6 +81,23 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         **data.options(),
     )
     return Setting(config, dataset, method, fleet, partition)
+
+
+def _loaded(config: Config) -> Dataset:
+    """Return the data that a config names."""
+    data = config.data
+    memory.check(data, None)
+    return sources.load(
+        data.name,
+        data.root,
+        train_limit=data.train_limit,
+        test_limit=data.test_limit,
+        image_size=data.image_size,
+        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
+        max_tokens=data.max_tokens,
+        metric=data.metric,
+        silos=data.silos,
+    )
 
 
 def bytes_of_ratio(task: Task, ratio: float) -> int:
@@ -128,6 +137,8 @@ def started(
         dataset: Data that is in memory already, in place of what the config names.
         engine: Where devices do their work, in place of this machine. Its owner closes it.
     """
+    if dataset is not None:
+        config = replace(config, data=memory.recorded(config.data, dataset))
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet)
@@ -151,6 +162,7 @@ def resumed(
     """
     folder, config = RunFolder.open(path)
     try:
+        memory.check(config.data, dataset)
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
             yield _federation(prepare(config, dataset), folder, remote)
     finally:
@@ -160,8 +172,8 @@ def resumed(
 @contextmanager
 def _engine(config: Config) -> Iterator[PoolEngine | None]:
     """Start the worker processes first: they import while this process loads the data."""
-    models = [group.model for group in config.fleet.group if group.model is not None]
-    for name in (config.model.name, config.method.name, *models):
+    others = [group.model for group in config.fleet.group if group.model is not None]
+    for name in (config.model.name, config.method.name, *others):
         if name.startswith("__main__:") and config.engine.workers > 1:
             raise ConfigError(
                 f"worker processes cannot import {name!r}; move it into a file of its own, "
@@ -209,7 +221,8 @@ def _federation(setting: Setting, folder: RunFolder, remote: RemoteEngine | None
 def new_name(config: Config) -> Path:
     """Return a folder under `runs/` that does not exist yet."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{Path(config.data.name).name}"
+    data = Path(own_name(config.data.name)).name
+    name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{data}"
     path, number = Path("runs") / name, 2
     while path.exists():
         path, number = Path("runs") / f"{name}-{number}", number + 1

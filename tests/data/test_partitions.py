@@ -186,7 +186,7 @@ def test_dirichlet_is_the_usual_one() -> None:
 
 @pytest.mark.parametrize("name", ["dir", "lda", "Dirichlet", "non-iid"])
 def test_whoever_looks_for_it_is_told(name: str) -> None:
-    with pytest.raises(ConfigError, match="mean 'dirichlet', with data.alpha"):
+    with pytest.raises(ConfigError, match=r"mean 'dirichlet', with data\.alpha"):
         built(name, some_labels(), 20)
 
 

@@ -5,6 +5,15 @@ A data set that is not listed here still loads: by the path of a parquet folder,
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+
+MEMORY = "memory:"
+"""What the names of data sets begin with that were given in memory; see ``memory``."""
+
+
+def own_name(name: str) -> str:
+    """Return what to call the data that a config names."""
+    return name.removeprefix(MEMORY) if name.startswith(MEMORY) else Path(name).name
 
 
 @dataclass(frozen=True)
