@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from sizewise import card, checkpoint, config, evaluation, methods, norms, session
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import check as check_data
+from sizewise.data.texts import own_tokenizer, set_length, tokenizer
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.memory import predict
 from sizewise.run import RunFolder
@@ -111,6 +112,7 @@ def export(
         "file": str(out),
         "file_bytes": out.stat().st_size,
         "difference": difference,
+        "tokenizer": _write_tokenizer(setting, out),
         "run_dir": str(path),
     }
     description = {**facts, **_description(setting)}
@@ -271,6 +273,24 @@ def _write_onnx(chosen: Deployed, task: Task, out: Path) -> float:
             f"{TOLERANCE:g}; export it as safetensors or .pt2 instead"
         )
     return difference
+
+
+def _write_tokenizer(setting: Setting, out: Path) -> str | None:
+    """Write what makes token ids of texts, of the length that the model takes; return where.
+
+    None for images, and for token ids that were given in memory by a tokenizer nobody named.
+    """
+    data, chosen = setting.dataset, setting.config
+    name = chosen.data.tokenizer or own_tokenizer(chosen.model.weights)
+    if not data.vocabulary or name is None:
+        return None
+    tokens = tokenizer(name)
+    if tokens.get_vocab_size() != data.vocabulary:
+        return None
+    set_length(data.name, tokens, data.shape[0])
+    path = out.with_suffix(".tokenizer.json")
+    checkpoint.write_bytes(path, tokens.to_str(pretty=True).encode())
+    return str(path)
 
 
 @contextmanager

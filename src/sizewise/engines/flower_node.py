@@ -172,7 +172,7 @@ def _like_the_others(
             f"its data has {dataset.classes} classes, and the run has {len(class_names)}; "
             f"label it as the run does"
         )
-    return replace(dataset, class_names=tuple(class_names), mean=tuple(mean), std=tuple(std))
+    return replace(dataset.in_classes(tuple(class_names)), mean=tuple(mean), std=tuple(std))
 
 
 def _tensors(message: Message) -> "Tensors":
