@@ -210,6 +210,20 @@ def test_a_data_set_keeps_its_own_name(dataset: Dataset, tmp_path: Path) -> None
     assert "on a/b</title>" in run.report(tmp_path / "report.html").read_text()
 
 
+def test_a_function_of_the_same_name_does_not_get_in_the_way(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the cells of a notebook are run again."""
+    run = sizewise.federate(build, dataset, **SMALL)
+    before = run.export("model.safetensors", size="full")
+
+    def other(classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, classes))
+
+    monkeypatch.setattr(sys.modules[__name__], "build", other)
+    assert run.export("model.safetensors", size="full") == before
+
+
 SCRIPT = """
 import sys
 import sizewise

@@ -11,6 +11,7 @@ It is a config and a session underneath; those offer everything.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,6 +25,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.memory import understood
 from sizewise.errors import ConfigError
 from sizewise.federation import Observer
+from sizewise.models import at_hand
 from sizewise.report import page, records
 from sizewise.structure import nearest, parse_bytes
 
@@ -36,11 +38,13 @@ class FinishedRun:
         folder: Its run folder.
         result: What `sizewise run --json` prints.
         dataset: The data, if it was given in memory.
+        model: What builds the model, if it was given as a function or class.
     """
 
     folder: Path
     result: dict[str, Any]
     dataset: Dataset | None = None
+    model: Callable[..., nn.Module] | None = None
 
     @property
     def accuracy(self) -> float:
@@ -58,7 +62,14 @@ class FinishedRun:
     ) -> dict[str, Any]:
         """Write the model that fits so many bytes, or a named size; see `deployment.export`."""
         budget = None if memory is None else parse_bytes(memory)
-        return deployment.export(self.folder, Path(out), budget, size, dataset=self.dataset)
+        # A notebook may have another function of that name by now.
+        known = (
+            nullcontext()
+            if self.model is None
+            else at_hand(":".join(_place(self.model)), self.model)
+        )
+        with known:
+            return deployment.export(self.folder, Path(out), budget, size, dataset=self.dataset)
 
 
 def federate(
@@ -107,7 +118,8 @@ def federate(
     )
     dataset = given if isinstance(given, Dataset) else None
     with session.started(config, None if out is None else Path(out), dataset) as federation:
-        return FinishedRun(federation.folder.path, federation.run(observe), dataset)
+        result, builder = federation.run(observe), None if isinstance(model, str) else model
+        return FinishedRun(federation.folder.path, result, dataset, builder)
 
 
 # What `federate` takes beside its own arguments.
@@ -138,12 +150,12 @@ def _fleet(table: object, budgets: str | float | Sequence[str | float] | None) -
 
 
 def _name(model: object) -> str:
-    """Return a model's name in a config."""
+    """Return a model's name in a config; raise unless whoever imports it finds the model there."""
     if isinstance(model, str):
         return model
-    came = getattr(model, "__qualname__", type(model).__qualname__)
-    module = getattr(model, "__module__", "")
-    if isinstance(model, nn.Module) or not _is_at(module, came, model):
+    module, came = _place(model)
+    found = getattr(sys.modules.get(module), came, None)
+    if isinstance(model, nn.Module) or not callable(model) or found is not model:
         built = "a built " if isinstance(model, nn.Module) else ""
         raise ConfigError(
             "model is a name, or a function or class at the top of a module that builds one, as "
@@ -152,6 +164,7 @@ def _name(model: object) -> str:
     return f"{module}:{came}"
 
 
-def _is_at(module: str, name: str, model: object) -> bool:
-    """Return whether whoever imports this name from this module gets the model's factory."""
-    return callable(model) and getattr(sys.modules.get(module), name, None) is model
+def _place(model: object) -> tuple[str, str]:
+    """Return the module of a function or class, and its name there."""
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    return getattr(model, "__module__", ""), name

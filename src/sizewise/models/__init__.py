@@ -13,7 +13,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -135,6 +137,19 @@ def build(
     return model
 
 
+_AT_HAND: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("at hand", default={})  # noqa: B039  (never changed)
+
+
+@contextmanager
+def at_hand(name: str, make: Callable[..., Any]) -> Iterator[None]:
+    """Let a name stand for a factory that the caller has, whatever is stored under it by now."""
+    token = _AT_HAND.set({**_AT_HAND.get(), name: make})
+    try:
+        yield
+    finally:
+        _AT_HAND.reset(token)
+
+
 def takes_width(name: str) -> bool:
     """Return whether a model's factory can build it at any width."""
     return "width" in inspect.signature(factory(name)).parameters
@@ -142,6 +157,8 @@ def takes_width(name: str) -> bool:
 
 def factory(name: str) -> Callable[..., Any]:
     """Return the function that builds a model; raise ConfigError if nothing has this name."""
+    if name in _AT_HAND.get():
+        return _AT_HAND.get()[name]
     if ":" in name:
         # An installed command does not look in the current folder by itself. At the end, so that
         # no file there hides a package; for good, as the factory may import more when called.
