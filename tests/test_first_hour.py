@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sizewise import config as configs
 from sizewise import session
-from sizewise.errors import CheckpointError, ConfigError, ModelError
+from sizewise.errors import CheckpointError, ConfigError, DataError, ModelError
 from sizewise.method import Method
 from sizewise.plan import Stage
 
@@ -239,13 +239,17 @@ def test_other_data_than_at_the_start_is_noticed(run, tmp_path, dataset):
     config = configs.from_dict({"rounds": 2, "model": {"name": "linear"}, "fleet": {"devices": 5}})
     with session.started(config, tmp_path / "own", dataset) as federation:
         federation.run()
-    with (
-        pytest.raises(CheckpointError, match="data is not what"),
-        session.resumed(tmp_path / "own"),
-    ):
+    with pytest.raises(DataError, match="was given in memory"), session.resumed(tmp_path / "own"):
         pass
     with session.resumed(tmp_path / "own", dataset) as federation:
         assert federation.run()["rounds"] == 2
+    with session.started(config, tmp_path / "digits") as federation:
+        federation.run()
+    with (
+        pytest.raises(CheckpointError, match="data is not what"),
+        session.resumed(tmp_path / "digits", dataset),
+    ):
+        pass
 
 
 def test_a_file_named_like_a_standard_module_does_no_harm(tmp_path):
