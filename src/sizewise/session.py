@@ -87,7 +87,7 @@ def _loaded(config: Config) -> Dataset:
     """Return the data that a config names."""
     data = config.data
     memory.check(data, None)
-    return sources.load(
+    dataset = sources.load(
         data.name,
         data.root,
         train_limit=data.train_limit,
@@ -98,6 +98,8 @@ def _loaded(config: Config) -> Dataset:
         metric=data.metric,
         silos=data.silos,
     )
+    memory.check(data, dataset)  # Somebody may have edited the name, not the hash.
+    return dataset
 
 
 def bytes_of_ratio(task: Task, ratio: float) -> int:

@@ -85,6 +85,10 @@ def test_commands_say_what_to_do(folder: Path, tmp_path: Path) -> None:
         assert_one_sentence(answer, "the data of this run, 'tiny', was given in memory; give it ag")
     assert not (tmp_path / "again").exists()
     assert sorted(folder.rglob("*")) == before
+    renamed = ("--set", "data.name=digits", "--out", tmp_path / "again")
+    answer = sizewise("run", folder / "config.toml", *renamed)
+    assert_one_sentence(answer, "not what this run was started with ('digits', by its data.sha256)")
+    assert not (tmp_path / "again").exists()
     assert sizewise("report", folder).code == 0
     assert "on tiny</title>" in (folder / "report.html").read_text()
 

@@ -107,8 +107,8 @@ def check(data: "DataConfig", dataset: Dataset | None) -> None:
         )
     if dataset is not None and data.sha256 not in (None, identity(dataset)):
         raise CheckpointError(
-            f"the data is not what this run was started with, which was {own_name(data.name)!r}; "
-            "give the same Dataset, or start a new run"
+            f"the data is not what this run was started with ({own_name(data.name)!r}, by its "
+            "data.sha256); give that, or start a new run"
         )
 
 
