@@ -80,6 +80,7 @@ def test_commands_say_what_to_do(folder: Path, tmp_path: Path) -> None:
         ("plan", folder / "config.toml"),
         ("resume", folder),
         ("export", folder, "--size", "full"),
+        ("flower", "new", tmp_path / "again", folder / "config.toml"),
     ):
         answer = sizewise(*arguments)
         assert_one_sentence(answer, "the data of this run, 'tiny', was given in memory; give it ag")
