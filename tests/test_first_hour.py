@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sizewise import config as configs
 from sizewise import session
-from sizewise.errors import CheckpointError, ConfigError, ModelError
+from sizewise.errors import CheckpointError, ConfigError, DataError, ModelError
 from sizewise.method import Method
 from sizewise.plan import Stage
 
@@ -136,10 +136,17 @@ def test_buffers_that_are_not_saved_do_not_pass_from_device_to_device(run):
     assert run("Drifting", workers=2, folder="two")["state_sha256"] == alone
 
 
+@pytest.fixture
+def _two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("_two_threads")
 def test_the_start_does_not_depend_on_threads(run):
-    torch.set_num_threads(2)
     alone = run("Orthogonal", folder="one")["state_sha256"]
-    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2, "a run gives back the threads that it found"
     assert run("Orthogonal", workers=2, folder="two")["state_sha256"] == alone
 
 
@@ -232,13 +239,17 @@ def test_other_data_than_at_the_start_is_noticed(run, tmp_path, dataset):
     config = configs.from_dict({"rounds": 2, "model": {"name": "linear"}, "fleet": {"devices": 5}})
     with session.started(config, tmp_path / "own", dataset) as federation:
         federation.run()
-    with (
-        pytest.raises(CheckpointError, match="data is not what"),
-        session.resumed(tmp_path / "own"),
-    ):
+    with pytest.raises(DataError, match="was given in memory"), session.resumed(tmp_path / "own"):
         pass
     with session.resumed(tmp_path / "own", dataset) as federation:
         assert federation.run()["rounds"] == 2
+    with session.started(config, tmp_path / "digits") as federation:
+        federation.run()
+    with (
+        pytest.raises(CheckpointError, match="data is not what"),
+        session.resumed(tmp_path / "digits", dataset),
+    ):
+        pass
 
 
 def test_a_file_named_like_a_standard_module_does_no_harm(tmp_path):

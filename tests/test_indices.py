@@ -115,9 +115,9 @@ def test_keep_like_gives_the_shapes_of_a_narrow_build(name: str, width: float) -
 
 def build_on_meta(name: str, width: float) -> nn.Module:
     # `build` checks a model on real images, so the factory is called directly.
-    from sizewise.models import _factory
+    from sizewise.models import factory
 
-    return _factory(name)(classes=5, image=(3, 8, 8), width=width)
+    return factory(name)(classes=5, image=(3, 8, 8), width=width)
 
 
 def test_keep_like_refuses_another_model() -> None:

@@ -120,6 +120,7 @@ def similarities(settings: list[str]) -> dict[str, list[list[float]]]:
 def main() -> None:
     """Draw the figure and write its means."""
     scale = shared.scale(__doc__, "mini")
+    torch.set_num_threads(1)  # as in a run
     found = {name: similarities([*SCALES[scale], *split]) for name, split in SPLITS.items()}
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
     for measure, axes in zip(MEASURES, panels, strict=True):

@@ -120,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", default="digits")
     data = parser.parse_args().data
+    torch.set_num_threads(1)  # as in a run
     site = prepared(data)
     state, truth = after_some_rounds(site), originals(site)
     everything = site.transform(site.dataset.train_images, None)

@@ -9,8 +9,11 @@
 It is a config and a session underneath; those offer everything.
 """
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ from torch import nn
 from sizewise import config as configs
 from sizewise import deployment, session
 from sizewise.data.dataset import Dataset
+from sizewise.data.memory import understood
 from sizewise.errors import ConfigError
 from sizewise.federation import Observer
+from sizewise.models import at_hand
 from sizewise.report import page, records
-from sizewise.structure import parse_bytes
+from sizewise.structure import nearest, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,13 @@ class FinishedRun:
         folder: Its run folder.
         result: What `sizewise run --json` prints.
         dataset: The data, if it was given in memory.
+        model: What builds the model, if it was given as a function or class.
     """
 
     folder: Path
     result: dict[str, Any]
     dataset: Dataset | None = None
+    model: Callable[..., nn.Module] | None = None
 
     @property
     def accuracy(self) -> float:
@@ -55,14 +62,21 @@ class FinishedRun:
     ) -> dict[str, Any]:
         """Write the model that fits so many bytes, or a named size; see `deployment.export`."""
         budget = None if memory is None else parse_bytes(memory)
-        return deployment.export(self.folder, Path(out), budget, size, dataset=self.dataset)
+        # A notebook may have another function of that name by now.
+        known = (
+            nullcontext()
+            if self.model is None
+            else at_hand(":".join(_place(self.model)), self.model)
+        )
+        with known:
+            return deployment.export(self.folder, Path(out), budget, size, dataset=self.dataset)
 
 
 def federate(
     model: str | Callable[..., nn.Module],
-    data: str | Dataset = "digits",
+    data: str | PathLike[str] | Dataset | tuple[Any, ...] = "digits",
     *,
-    budgets: Sequence[str | int] = (),
+    budgets: str | float | Sequence[str | float] | None = None,
     method: str = "fedavg",
     rounds: int = 20,
     out: str | Path | None = None,
@@ -73,43 +87,84 @@ def federate(
 
     Args:
         model: A model of the zoo, or a function of a module that builds one.
-        data: A listed data set or a parquet folder, or data that is in memory.
-        budgets: Bytes of each device class, dealt evenly; none: unlimited.
+        data: A listed data set, a folder of files, a `Dataset`, or a tuple of tensors: training
+            images (uint8), their labels, test images, their labels.
+        budgets: Bytes of each device class, dealt evenly, or of all devices; none: unlimited.
         method: See `sizewise list methods`.
         rounds: How many.
         out: The run folder; default: a new one under `runs/`.
         observe: Called after each round with its line of the history and the totals.
         **tables: Further keys of the config: `seed=1`, `fleet={"devices": 40}`,
-            `recipe={"lr": 0.05}`, `data_options={"partition": "iid"}`.
+            `recipe={"lr": 0.05}`, `engine={"workers": 2}`; and what goes beside the names of model,
+            data and method: `data_options={"partition": "iid"}`.
+
+    Raises:
+        SizewiseError: Something cannot be used as it stands; nothing is written then.
     """
-    chosen = {
-        **tables,
-        "rounds": rounds,
-        "model": {"name": _name(model), **tables.get("model_options", {})},
-        "data": {**tables.get("data_options", {})},
-        "fleet": {**tables.get("fleet", {})},
-        "method": {"name": method, **tables.get("method_options", {})},
-    }
-    for name in ("model_options", "data_options", "method_options"):
-        chosen.pop(name, None)
-    if isinstance(data, str):
-        chosen["data"]["name"] = data
-    if budgets:
-        chosen["fleet"]["budgets"] = list(budgets)
-    config = configs.from_dict(chosen)
-    given = data if isinstance(data, Dataset) else None
-    with session.started(config, None if out is None else Path(out), given) as federation:
-        return FinishedRun(federation.folder.path, federation.run(observe), given)
+    for key in tables:
+        if key not in (*_TABLES, *_OPTIONS):
+            raise ConfigError(f"federate takes no {key!r}; {nearest(key, (*_TABLES, *_OPTIONS))}")
+    given = understood(data)
+    named = {"name": given} if isinstance(given, str) else {}
+    config = configs.from_dict(
+        {
+            **{key: tables[key] for key in _TABLES if key in tables},
+            "rounds": rounds,
+            "model": {"name": _name(model), **_options(tables, "model_options")},
+            "data": {**named, **_options(tables, "data_options")},
+            "method": {"name": method, **_options(tables, "method_options")},
+            "fleet": _fleet(tables.get("fleet", {}), budgets),
+        }
+    )
+    dataset = given if isinstance(given, Dataset) else None
+    with session.started(config, None if out is None else Path(out), dataset) as federation:
+        result, builder = federation.run(observe), None if isinstance(model, str) else model
+        return FinishedRun(federation.folder.path, result, dataset, builder)
 
 
-def _name(model: str | Callable[..., nn.Module]) -> str:
-    """Return a model's name in a config."""
+# What `federate` takes beside its own arguments.
+_TABLES = ("seed", "fleet", "recipe", "engine")
+_OPTIONS = ("model_options", "data_options", "method_options")
+
+
+def _options(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the options of a model, data or method that were given beside its name."""
+    options = tables.get(key, {})
+    if not isinstance(options, Mapping) or "name" in options:
+        what = key.removesuffix("_options")
+        raise ConfigError(f"{key} is a dict of the keys beside {what}.name, not {options!r}")
+    return options
+
+
+def _fleet(table: object, budgets: str | float | Sequence[str | float] | None) -> object:
+    """Return the `[fleet]` table with the budgets; a single one is that of all devices."""
+    budgets = [] if budgets is None else budgets
+    budgets = [budgets] if isinstance(budgets, str | int | float) else budgets
+    if not isinstance(budgets, Sequence):
+        raise ConfigError(f'budgets are a list such as ["2MB", "7MB"], not {budgets!r}')
+    if not budgets or not isinstance(table, Mapping):
+        return table
+    if "budgets" in table:
+        raise ConfigError("budgets are given twice, also in fleet; leave one of them out")
+    return {**table, "budgets": list(budgets)}
+
+
+def _name(model: object) -> str:
+    """Return a model's name in a config; raise unless whoever imports it finds the model there."""
     if isinstance(model, str):
         return model
-    name = getattr(model, "__qualname__", "")
-    if not name.isidentifier():
+    module, came = _place(model)
+    found = getattr(sys.modules.get(module), came, None)
+    if isinstance(model, nn.Module) or not callable(model) or found is not model:
+        built = "a built " if isinstance(model, nn.Module) else ""
         raise ConfigError(
-            f"a model is built by a function or class at the top of a module, not by {model!r}; "
-            "give it a name there"
+            "model is a name, or a function or class at the top of a module that builds one, as "
+            f"each size is built anew; {built}{came} came: give its class, or write such a function"
         )
-    return f"{model.__module__}:{name}"
+    return f"{module}:{came}"
+
+
+def _place(model: object) -> tuple[str, str]:
+    """Return the module of a function or class, and its name there."""
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    return getattr(model, "__module__", ""), name

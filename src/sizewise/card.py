@@ -10,10 +10,7 @@ from sizewise.structure import format_bytes
 def markdown(facts: Mapping[str, Any]) -> str:
     """Return the card from what `deployment.export` knows."""
     task, data = facts["task"], facts["data"]
-    shape = ", ".join(map(str, task["image"]))
     score = f"{facts['accuracy']:.2%}"
-    tokens = task.get("vocabulary", 0)
-    given = f"token ids, int64, (batch, {shape})" if tokens else f"float32, (batch, {shape})"
     peak, budget = format_bytes(facts["peak_bytes"]), facts["budget_bytes"]
     asked = f" (asked for: at most {format_bytes(budget)})" if budget else ""
     return f"""# {task["model"]["name"]}, {facts["size"]}, trained with {facts["method"]["name"]}
@@ -24,7 +21,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
 | inference | {peak} at the peak for {_samples(facts["batch"])}{asked} |
 | parameters | {facts["parameters"]:,} |
 | file | `{Path(facts["file"]).name}`, {format_bytes(facts["file_bytes"])} |
-| input | {given} |
+| input | {_input(facts)} |
 | output | {len(facts["class_names"])} logits, in the order of the classes below |
 
 The peak counts the bytes of live tensors: weights, input and activations. What a runtime needs
@@ -54,7 +51,24 @@ def _samples(batch: int) -> str:
     return "one sample" if batch == 1 else f"a batch of {batch}"
 
 
+def _input(facts: Mapping[str, Any]) -> str:
+    shape = ", ".join(map(str, facts["task"]["image"]))
+    if not facts["task"].get("vocabulary"):
+        return f"float32, (batch, {shape})"
+    if facts["tokenizer"] is None:
+        maker = "by a tokenizer that is not known: the data was given as token ids"
+    else:
+        maker = f"by the tokenizer `{Path(facts['tokenizer']).name}`, which cuts and pads texts"
+    return f"token ids, int64, (batch, {shape}), {maker}"
+
+
 def _preparation(facts: Mapping[str, Any]) -> str:
+    if facts["tokenizer"] is not None:
+        words = ", is_pretokenized=True" if facts["task"].get("target") == "tags" else ""
+        return (
+            f'`tokens = tokenizers.Tokenizer.from_file("{Path(facts["tokenizer"]).name}")` makes '
+            f"the inputs: `[each.ids for each in tokens.encode_batch(texts{words})]`. "
+        )
     if not facts["mean"]:
         return ""
     return (

@@ -26,12 +26,14 @@ class DataConfig:
     """The `[data]` table: which samples, and how they are divided among the devices.
 
     Attributes:
-        name: A listed data set, a parquet folder, or "owner/name" on the Hugging Face hub.
+        name: A listed data set, a folder of files, or "owner/name" on the Hugging Face hub. Of data
+            that was given from Python: "memory:" and its own name.
+        sha256: Of data that was given from Python: its hash. The run sets it.
         root: Folder that holds parquet folders by name; default: $SIZEWISE_DATA.
         partition: How samples are dealt to devices; see `sizewise list partitions`.
         alpha: Concentration of the Dirichlet partitions: small is uneven.
         classes_per_device: For `shards` and `deck`.
-        min_samples: Smallest shard that `capped-dirichlet` accepts.
+        min_samples: Smallest shard that `dirichlet` accepts.
         samples_per_device: For `draw`.
         train_limit: Use only this many training samples.
         test_limit: Use only this many test samples.
@@ -44,6 +46,7 @@ class DataConfig:
     """
 
     name: str = "digits"
+    sha256: str | None = None
     root: str | None = None
     partition: str = "iid"
     alpha: float | None = None

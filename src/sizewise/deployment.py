@@ -26,12 +26,15 @@ from torch import Tensor, nn
 
 from sizewise import card, checkpoint, config, evaluation, methods, norms, session
 from sizewise.data.dataset import Dataset
+from sizewise.data.memory import check as check_data
+from sizewise.data.texts import own_tokenizer, set_length, tokenizer
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.memory import predict
 from sizewise.run import RunFolder
 from sizewise.session import Setting
 from sizewise.structure import build, format_bytes, nearest, plain
 from sizewise.task import Task
+from sizewise.threads import one_thread
 from sizewise.training import own_tensors
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
@@ -66,6 +69,7 @@ class Deployed:
     parameters: int
 
 
+@one_thread()  # As in the run, so that what is measured is the same.
 def export(
     path: Path,
     out: Path,
@@ -108,6 +112,7 @@ def export(
         "file": str(out),
         "file_bytes": out.stat().st_size,
         "difference": difference,
+        "tokenizer": _write_tokenizer(setting, out),
         "run_dir": str(path),
     }
     description = {**facts, **_description(setting)}
@@ -141,7 +146,9 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
     if not (path / "config.toml").is_file():
         raise CheckpointError(f"{str(path)!r} is not a run folder (it has no config.toml)")
-    setting = session.prepare(config.load(path / "config.toml"), dataset)
+    chosen = config.load(path / "config.toml")
+    check_data(chosen.data, dataset)
+    setting = session.prepare(chosen, dataset)
     described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
     if described["data_sha256"] != setting.dataset.fingerprint():
         raise CheckpointError(
@@ -266,6 +273,24 @@ def _write_onnx(chosen: Deployed, task: Task, out: Path) -> float:
             f"{TOLERANCE:g}; export it as safetensors or .pt2 instead"
         )
     return difference
+
+
+def _write_tokenizer(setting: Setting, out: Path) -> str | None:
+    """Write what makes token ids of texts, of the length that the model takes; return where.
+
+    None for images, and for token ids that were given in memory by a tokenizer nobody named.
+    """
+    data, chosen = setting.dataset, setting.config
+    name = chosen.data.tokenizer or own_tokenizer(chosen.model.weights)
+    if not data.vocabulary or name is None:
+        return None
+    tokens = tokenizer(name)
+    if tokens.get_vocab_size() != data.vocabulary:
+        return None
+    set_length(data.name, tokens, data.shape[0])
+    path = out.with_suffix(".tokenizer.json")
+    checkpoint.write_bytes(path, tokens.to_str(pretty=True).encode())
+    return str(path)
 
 
 @contextmanager

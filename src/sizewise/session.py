@@ -8,15 +8,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from sizewise import accounting, checkpoint, preview, rng
+from sizewise import accounting, checkpoint, models, preview, rng
 from sizewise.config import Config, make_method, make_task
-from sizewise.data import partitions, sources
+from sizewise.data import memory, partitions, sources
+from sizewise.data.catalog import own_name
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.data.texts import own_tokenizer
@@ -31,6 +30,7 @@ from sizewise.fleet import Fleet, make_fleet
 from sizewise.method import Method
 from sizewise.run import RunFolder
 from sizewise.task import Task
+from sizewise.threads import one_thread
 from sizewise.widthwise import Widthwise
 
 
@@ -45,6 +45,8 @@ class Setting:
     partition: Shards
 
 
+# What initialisation computes depends on the number of threads.
+@one_thread()
 def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     """Load the data, build the model, deal out the samples; raise if anything does not fit.
 
@@ -52,20 +54,9 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         config: The run.
         dataset: Data that is in memory already, in place of what the config names.
     """
-    # One thread from here on: what initialisation and training compute depends on their number.
-    torch.set_num_threads(1)
+    models.factory(config.model.name)  # A wrong name shows before the data is read.
     data = config.data
-    dataset = dataset or sources.load(
-        data.name,
-        data.root,
-        train_limit=data.train_limit,
-        test_limit=data.test_limit,
-        image_size=data.image_size,
-        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
-        max_tokens=data.max_tokens,
-        metric=data.metric,
-        silos=data.silos,
-    )
+    dataset = _loaded(config) if dataset is None else dataset
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
     if config.recipe.augment_once:
         generator = rng.torch_generator(config.seed, "augment-once")
@@ -90,6 +81,25 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         **data.options(),
     )
     return Setting(config, dataset, method, fleet, partition)
+
+
+def _loaded(config: Config) -> Dataset:
+    """Return the data that a config names."""
+    data = config.data
+    memory.check(data, None)
+    dataset = sources.load(
+        data.name,
+        data.root,
+        train_limit=data.train_limit,
+        test_limit=data.test_limit,
+        image_size=data.image_size,
+        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
+        max_tokens=data.max_tokens,
+        metric=data.metric,
+        silos=data.silos,
+    )
+    memory.check(data, dataset)  # Somebody may have edited the name, not the hash.
+    return dataset
 
 
 def bytes_of_ratio(task: Task, ratio: float) -> int:
@@ -129,7 +139,9 @@ def started(
         dataset: Data that is in memory already, in place of what the config names.
         engine: Where devices do their work, in place of this machine. Its owner closes it.
     """
-    with nullcontext(engine) if engine else _engine(config) as remote:
+    if dataset is not None:
+        config = replace(config, data=memory.recorded(config.data, dataset))
+    with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet)
         folder = RunFolder.create(out or new_name(config), config)
@@ -152,7 +164,8 @@ def resumed(
     """
     folder, config = RunFolder.open(path)
     try:
-        with nullcontext(engine) if engine else _engine(config) as remote:
+        memory.check(config.data, dataset)
+        with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
             yield _federation(prepare(config, dataset), folder, remote)
     finally:
         folder.release()
@@ -161,8 +174,8 @@ def resumed(
 @contextmanager
 def _engine(config: Config) -> Iterator[PoolEngine | None]:
     """Start the worker processes first: they import while this process loads the data."""
-    models = [group.model for group in config.fleet.group if group.model is not None]
-    for name in (config.model.name, config.method.name, *models):
+    others = [group.model for group in config.fleet.group if group.model is not None]
+    for name in (config.model.name, config.method.name, *others):
         if name.startswith("__main__:") and config.engine.workers > 1:
             raise ConfigError(
                 f"worker processes cannot import {name!r}; move it into a file of its own, "
@@ -210,7 +223,8 @@ def _federation(setting: Setting, folder: RunFolder, remote: RemoteEngine | None
 def new_name(config: Config) -> Path:
     """Return a folder under `runs/` that does not exist yet."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{Path(config.data.name).name}"
+    data = Path(own_name(config.data.name)).name
+    name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{data}"
     path, number = Path("runs") / name, 2
     while path.exists():
         path, number = Path("runs") / f"{name}-{number}", number + 1

@@ -159,7 +159,7 @@ def test_augment_once_works_in_chunks_and_keeps_bytes() -> None:
     ("change", "message"),
     [
         ({"policy": "crop-flp"}, "did you mean 'crop-flip'"),
-        ({"pad": -1}, "data.pad"),
+        ({"pad": -1}, "^Transform's pad must be"),
         ({"std": (0.0, 1.0, 1.0)}, "above 0"),
         ({"std": (1.0,)}, "each channel"),
     ],

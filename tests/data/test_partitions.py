@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sizewise import rng
 from sizewise.data import PARTITIONS
+from sizewise.data.catalog import OTHER_NAMES
 from sizewise.data.partitions import (
     Draw,
     Partition,
@@ -49,7 +50,7 @@ def as_lists(partition: Shards) -> list[list[int]]:
 
 
 def test_every_listed_partition_exists() -> None:
-    assert {*SCHEMES, "draw"} == set(PARTITIONS)
+    assert {*SCHEMES, *OTHER_NAMES, "draw"} == set(PARTITIONS)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -79,7 +80,7 @@ def test_shards_are_disjoint_and_sized(
     sizes = partition.sizes()
     if name in ("iid", "balanced-dirichlet", "equal-dirichlet"):
         assert sizes.tolist() == [total // devices] * devices
-    if name in ("capped-dirichlet", "split"):
+    if name in ("dirichlet", "capped-dirichlet", "split"):
         assert len(order) == total
     if name == "split":
         assert int(sizes.max() - sizes.min()) <= 1
@@ -173,6 +174,20 @@ def test_capped_dirichlet_keeps_its_minimum_and_its_cap() -> None:
     # A device at its cap of N / K takes no further class, so it passes it by one class at most.
     assert int(sizes.max()) < 250 + 500
     assert float(sizes.double().std()) > 10
+
+
+def test_dirichlet_is_the_usual_one() -> None:
+    labels = some_labels()
+    usual, capped = (built(n, labels, 20, 3, alpha=0.3) for n in ("dirichlet", "capped-dirichlet"))
+    assert as_lists(usual) == as_lists(capped)
+    with pytest.raises(DataError, match=r"^spreading classes by Dirichlet\(0.3\) could not give"):
+        built("dirichlet", labels, 20, min_samples=101)
+
+
+@pytest.mark.parametrize("name", ["dir", "lda", "Dirichlet", "non-iid"])
+def test_whoever_looks_for_it_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"mean 'dirichlet', with data\.alpha"):
+        built(name, some_labels(), 20)
 
 
 def test_dirichlet_sizes_spread_as_fedepth_reports() -> None:

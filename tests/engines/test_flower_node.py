@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from sizewise import config as configs
-from sizewise.errors import ConfigError
+from sizewise.data.dataset import Dataset
+from sizewise.errors import ConfigError, DataError
 
 pytest.importorskip("flwr")
 
@@ -21,7 +24,13 @@ import subprocess
 from fake_grid import FakeGrid
 from flwr.app import Context, RecordDict
 
-from sizewise.engines.flower_node import budget_of, device_of, free_memory
+from sizewise.engines.flower_node import (
+    Node,
+    _like_the_others,
+    budget_of,
+    device_of,
+    free_memory,
+)
 from sizewise.engines.flower_server import serve
 
 
@@ -129,3 +138,26 @@ def test_a_folder_of_another_kind_is_refused(
     grid = FakeGrid([{"partition-id": 0}, {"partition-id": 1, "data": str(tmp_path / "own")}])
     serve(grid, config_of(), tmp_path / "run", poll=0.01)
     assert reason in updates(tmp_path / "run")[1]["refused"]
+
+
+def test_its_own_labels_are_numbered_as_the_runs(dataset: Dataset) -> None:
+    own = replace(
+        dataset, class_names=("good", "ugly", "vile"), train_labels=dataset.train_labels % 2
+    )
+    facts = {"shape": [1, 4, 4], "mean": [0.5], "std": [0.1]}
+    found = _like_the_others(own, class_names=["bad", "good", "ugly", "vile"], **facts)
+    assert torch.equal(found.train_labels, own.train_labels + 1)
+    assert torch.equal(found.test_labels, own.test_labels + 1)
+    with pytest.raises(DataError, match="has the class 'vile'"):
+        _like_the_others(own, class_names=["bad", "good", "ugly"], **facts)
+
+
+def test_it_trains_on_one_thread(tmp_path: Path) -> None:
+    torch.set_num_threads(3)
+    try:
+        serve(FakeGrid([{"partition-id": 0}, {"partition-id": 1}]), config_of(), tmp_path / "run")
+        assert torch.get_num_threads() == 3, "the server gives back what it found"
+        site = Node()._site({"config": config_of().to_dict(), "data": {}}, context())
+        assert (len(site.partition), torch.get_num_threads()) == (2, 1)
+    finally:
+        torch.set_num_threads(1)

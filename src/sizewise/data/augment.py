@@ -48,7 +48,7 @@ class Transform:
                 f"unknown augmentation '{self.policy}'; {nearest(self.policy, AUGMENTATIONS)}"
             )
         if self.pad is not None and self.pad < 0:
-            raise ConfigError(f"data.pad must be 0 or more pixels, got {self.pad}")
+            raise ConfigError(f"Transform's pad must be 0 or more pixels, got {self.pad}")
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             raise ConfigError(
                 "normalisation needs a mean and a deviation above 0 for each channel, "

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
 
-FORMAT = 2  # Part of every key: raise it when what is stored changes meaning.
+FORMAT = 3  # Part of every key: raise it when what is stored changes meaning.
 _TENSORS = ("train_images", "train_labels", "test_images", "test_labels", "groups")
 
 log = logging.getLogger(__name__)

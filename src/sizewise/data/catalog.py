@@ -5,6 +5,15 @@ A data set that is not listed here still loads: by the path of a parquet folder,
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+
+MEMORY = "memory:"
+"""What the names of data sets begin with that were given in memory; see ``memory``."""
+
+
+def own_name(name: str) -> str:
+    """Return what to call the data that a config names."""
+    return name.removeprefix(MEMORY) if name.startswith(MEMORY) else Path(name).name
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,19 @@ PARTITIONS: dict[str, str] = {
     "iid": "equal random parts (P1)",
     "shards": "a few equal one-class shards per device (HeteroFL; P2)",
     "deck": "classes dealt like cards, each split evenly among its holders (SplitMix, FeDepth; P3)",
-    "capped-dirichlet": "every class spread by Dirichlet(alpha), sizes unequal (NeFL, FedML; P4)",
+    "dirichlet": "the usual Dir(alpha), another name for capped-dirichlet",
+    "capped-dirichlet": "every class spread over the devices by Dirichlet(alpha), sizes unequal "
+    "(FedML, NIID-Bench, NeFL, DepthFL, FedGKT, FedIN, unbalanced FeDepth; P4)",
     "balanced-dirichlet": "every device draws its classes by Dirichlet(alpha), equal sizes "
-    "(FeDepth; P5)",
+    "(Hsu et al., FeDepth; P5)",
     "equal-dirichlet": "every class spread by Dirichlet(alpha), then cut to equal sizes (SLT; P6)",
     "split": "random parts, sizes differ by at most one (InclusiveFL; P7)",
     "natural": "one writer, or other natural group, per device",
     "draw": "every device draws its own samples from one pool, on demand: for huge fleets",
 }
+
+OTHER_NAMES = {"dirichlet": "capped-dirichlet"}
+"""Partitions that have a second name."""
 
 AUGMENTATIONS: dict[str, str] = {
     "none": "normalise only",

@@ -168,6 +168,34 @@ class Dataset:
             return self
         return replace(self, train_images=augment_once(self.train_images, transform, generator))
 
+    def in_classes(self, names: tuple[str, ...]) -> "Dataset":
+        """Return the same data with its labels numbered as somebody else numbers them.
+
+        Args:
+            names: Their classes or tags, in order. Of data whose classes have numbers for names,
+                the numbers count.
+
+        Raises:
+            DataError: The data has a class that they do not have.
+        """
+        own = self.class_names
+        if own == names[: len(own)] or self.target == "score":
+            return replace(self, class_names=names)
+        if own == tuple(map(str, range(len(own)))) and len(own) <= len(names):
+            return replace(self, class_names=names)
+        unknown = sorted(set(own) - set(names))
+        if unknown:
+            raise DataError(
+                f"{self.name} has the class {unknown[0]!r}, and the others have "
+                f"{', '.join(names[:9])}; label it as they do"
+            )
+        numbers = torch.tensor([names.index(name) for name in own])
+        train, test = (
+            torch.where(labels < 0, labels, numbers[labels.clamp(min=0)])
+            for labels in (self.train_labels, self.test_labels)
+        )
+        return replace(self, class_names=names, train_labels=train, test_labels=test)
+
     def fingerprint(self) -> str:
         """Return a hash of all labels and of a thousand images or so, to tell data sets apart."""
         stride = max(1, len(self.train_labels) // 1000)

@@ -104,11 +104,14 @@ def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns:
     labels = labels or [
         key for key in LABEL_COLUMNS if "int" in str(getattr(features.get(key), "dtype", ""))
     ]
-    for what, kind, found in (("image", "Image", images), ("label", "ClassLabel", labels)):
+    for what, found in (
+        ("image column (a feature of type Image) and no texts", images),
+        ("label column (a feature of type ClassLabel)", labels),
+    ):
         if not found:
             raise DataError(
-                f"{name} has no {what} column (a feature of type {kind}), only "
-                f"{dict(features)}; save it with these features or use another data set"
+                f"{name} has no {what}, only {dict(features)}; save it with these features or use "
+                "another data set"
             )
     label = next((key for key in LABEL_COLUMNS if key in labels), labels[0])
     group = next((key for key in GROUP_COLUMNS if key in features), None)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sizewise import rng
-from sizewise.data.catalog import PARTITIONS
+from sizewise.data.catalog import OTHER_NAMES, PARTITIONS
 from sizewise.data.schemes import SCHEMES, UNUSED, Request
 from sizewise.errors import ConfigError, DataError
 from sizewise.structure import nearest
@@ -135,9 +135,9 @@ def make(
         classes: The number of classes.
         devices: The number of devices.
         seed: The run's seed.
-        alpha: Dirichlet concentration, for the three Dirichlet partitions.
+        alpha: Dirichlet concentration, for the Dirichlet partitions.
         classes_per_device: For ``shards`` and ``deck``.
-        min_samples: For ``capped-dirichlet``: what every device gets at least.
+        min_samples: For ``dirichlet`` (``capped-dirichlet``): what every device gets at least.
         samples_per_device: For ``draw``.
         groups: int64, (N,), for ``natural``.
 
@@ -146,7 +146,11 @@ def make(
         DataError: If the samples cannot be divided like this.
     """
     if name not in PARTITIONS:
-        raise ConfigError(f"unknown partition '{name}'; {nearest(name, PARTITIONS)}")
+        raise ConfigError(
+            f"unknown partition '{name}'; {nearest(name, PARTITIONS)} "
+            "(papers that say Dir(alpha) most often mean 'dirichlet', with data.alpha)"
+        )
+    name = OTHER_NAMES.get(name, name)
     if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise DataError(f"expected labels in 0..{classes - 1}, at least one; check the data set")
     if devices < 1:

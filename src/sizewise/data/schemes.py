@@ -101,7 +101,8 @@ def deck(request: Request, rng: np.random.Generator) -> IntArray:
 def capped_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
     """P4: each class is spread by Dirichlet(alpha) over the devices that hold less than N / K.
 
-    Tried again until every device has ``min_samples``; sizes stay unequal.
+    Tried again until every device has ``min_samples``; sizes stay unequal. This is what the code of
+    FedML, of NIID-Bench and of most papers after them does, so it is also called ``dirichlet``.
     """
     total, devices, wanted = len(request.labels), request.devices, request.min_samples
     class_indices = request.class_indices()
@@ -125,7 +126,7 @@ def capped_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
                 owner[rng.permutation(samples)] = np.repeat(np.arange(devices), counts)
             return owner
     raise DataError(
-        f"capped-dirichlet with alpha {request.alpha} could not give each of {devices} devices "
+        f"spreading classes by Dirichlet({request.alpha}) could not give each of {devices} devices "
         f"{wanted} of {total} samples (the best attempt's smallest device had {smallest}); "
         "lower data.min_samples or fleet.devices, or raise data.alpha"
     )
@@ -133,6 +134,8 @@ def capped_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
 
 def balanced_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
     """P5: device by device, q ~ Dirichlet(alpha) over classes, then N / K samples drawn by q.
+
+    The idea is that of Hsu et al. (2019), the details are FeDepth's.
 
     Samples are drawn without replacement from those still unassigned, with weight q[label]. Sizes
     are equal; late devices get what is left, so their mix drifts away from q.

@@ -1,4 +1,4 @@
-"""Load a data set by name: bundled digits, a folder of parquet files, or the Hugging Face hub.
+"""Load a data set by name: bundled digits, a folder of files, or the Hugging Face hub.
 
 Parquet and the hub are read as a stream, so ``datasets`` writes no Arrow copy of its own; what is
 kept on disk, once, are the decoded bytes (see ``cache``).
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from sizewise import rng
-from sizewise.data import cache
+from sizewise.data import cache, files
 from sizewise.data.catalog import DATASETS, Source
 from sizewise.data.dataset import Dataset
-from sizewise.data.decode import TEST_SPLITS, Split, channel_statistics, decode, resize
+from sizewise.data.decode import Split, channel_statistics, decode, resize
 from sizewise.data.silos import join
 from sizewise.data.texts import encode, find_columns, tokenizer, tokenizer_file
 from sizewise.errors import ConfigError, DataError, SizewiseError
@@ -51,7 +51,8 @@ def load(
 
     Args:
         name: A name of ``DATASETS``, the path of a folder with ``train-*.parquet`` and
-            ``test-*.parquet`` (or ``validation-*``), or ``owner/name`` on the Hugging Face hub.
+            ``test-*.parquet`` (or ``validation-*``; of texts also CSV and JSON lines, see
+            ``files``), or ``owner/name`` on the Hugging Face hub.
         root: A folder that holds one such folder per data set; default: ``$SIZEWISE_DATA``.
         train_limit: Keep at most this many training samples, the same random ones every time.
         test_limit: The same for the test set.
@@ -176,8 +177,8 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
     folder = _find_folder(name, root)
     if folder is not None:
         name = name if name in DATASETS else folder.name
-        files = _parquet_files(folder)
-        state = [_file_state(path) for paths in files.values() for path in paths]
+        found = files.find(folder)
+        state = [_file_state(path) for paths in found.values() for path in paths]
         place = cache.location(name, state, *reading.key())
     else:
         place = cache.location(name, "hub", *reading.key())
@@ -188,7 +189,7 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
         if folder is not None:
             with _one_sentence(f"{folder} could not be read", "check or replace its files"):
                 source = dataclasses.replace(source, holdout=0.0)
-                dataset = reading.read(name, _open_folder(files), source)
+                dataset = reading.read(name, files.open_splits(found), source)
         else:
             with _one_sentence(
                 f"{name} could not be loaded from the Hugging Face hub",
@@ -201,18 +202,19 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
 
 
 def _find_folder(name: str, root: str | None) -> Path | None:
-    """Return the folder of parquet files that a name means, or None if it must be on the hub."""
+    """Return the folder of files that a name means, or None if it must be on the hub."""
     base = root or os.environ.get("SIZEWISE_DATA")
     if root is not None and not Path(root).expanduser().is_dir():
         raise DataError(f"data.root must be a folder, but {root} is none; correct or remove it")
     direct = Path(name).expanduser()
     for folder in (Path(base or ".").expanduser() / direct, direct):
-        if "train" in _parquet_files(folder):
+        if "train" in files.find(folder):
             return folder.absolute()
     if direct.is_absolute() or name.startswith(".") or (direct.is_dir() and name not in DATASETS):
         raise DataError(
-            f"expected a folder with train-*.parquet and test-*.parquet at {direct}, which has "
-            "no training file; correct the path, or set SIZEWISE_DATA or data.root"
+            "expected a folder with train-*.parquet and test-*.parquet (texts: also .csv, .jsonl) "
+            f"at {direct}, which has no training file; correct the path, or set SIZEWISE_DATA or "
+            "data.root"
         )
     if name not in DATASETS and "/" not in name:
         raise DataError(
@@ -220,21 +222,6 @@ def _find_folder(name: str, root: str | None) -> Path | None:
             "under SIZEWISE_DATA or data.root, or owner/name on the Hugging Face hub)"
         )
     return None
-
-
-def _parquet_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each split, in order: ``train.parquet`` or ``train-*.parquet``."""
-    splits = ("train", *TEST_SPLITS)
-    files = {split: sorted(folder.glob(f"{split}[-.]*parquet")) for split in splits}
-    return {split: paths for split, paths in files.items() if paths}
-
-
-def _open_folder(files: Mapping[str, list[Path]]) -> Mapping[str, Split]:
-    import datasets
-
-    names = {split: [str(path) for path in paths] for split, paths in files.items()}
-    splits: Mapping[str, Split] = datasets.load_dataset("parquet", data_files=names, streaming=True)
-    return splits
 
 
 def _open_hub(source: Source) -> Mapping[str, Split]:

@@ -1,8 +1,9 @@
 """From the splits of a Hugging Face data set of texts to token ids, a thousand texts at a time.
 
 Two kinds are understood: one or two columns of text with a class or a score, as in GLUE; and lists
-of words with a tag for each, as in named entity recognition. All texts are cut and padded to one
-length, because what a training step costs must not depend on the data.
+of words with a tag for each, as in named entity recognition. Classes without a number get one in
+the order of their names. All texts are cut and padded to one length, because what a training step
+costs must not depend on the data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,14 @@ from sizewise.step import IGNORED
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+TAG_COLUMNS = ("ner_tags", "tags", "labels", "label")
+"""Where lists of tags are looked for that are words, as the tokens beside them are."""
+
 
 class Columns(NamedTuple):
     """Which columns hold what: one or two texts, or a list of words; and the labels.
 
-    ``names`` is empty for scores, and for classes without names.
+    ``names`` is empty for scores, and for classes that have to be found among the labels.
     """
 
     texts: tuple[str, ...]
@@ -74,16 +78,17 @@ def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | Non
     """Tell the columns of texts and labels by their type; None if the data holds no texts."""
     import datasets
 
-    features, lists = features or {}, (datasets.Sequence, datasets.List)
+    features = features or {}
     if any(isinstance(kind, datasets.Image) for kind in features.values()):
         return None
-    inner = {key: kind.feature for key, kind in features.items() if isinstance(kind, lists)}
-    words = [key for key, kind in inner.items() if getattr(kind, "dtype", "") == "string"]
-    tags = [key for key, kind in inner.items() if isinstance(kind, datasets.ClassLabel)]
+    inner = {key: kind.feature for key, kind in features.items() if hasattr(kind, "feature")}
+    classes = [key for key, kind in inner.items() if isinstance(kind, datasets.ClassLabel)]
+    tags = classes or [key for key in TAG_COLUMNS if _is_text(inner.get(key))]
+    words = [key for key, kind in inner.items() if _is_text(kind) and key not in tags]
     if words and tags:
-        return Columns((words[0],), tags[0], "tags", tuple(inner[tags[0]].names))
-    texts = [key for key, kind in features.items() if getattr(kind, "dtype", "") == "string"]
-    texts = [key for key in texts if key not in ("id", "idx", "guid")]
+        return Columns((words[0],), tags[0], "tags", tuple(getattr(inner[tags[0]], "names", ())))
+    texts = [key for key, kind in features.items() if _is_text(kind)]
+    texts = [key for key in texts if key not in ("id", "idx", "guid", "label")]
     if not texts:
         return None
     kind = features.get("label")
@@ -93,7 +98,12 @@ def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | Non
             "another data set"
         )
     target: Target = "score" if "float" in str(getattr(kind, "dtype", "")) else "class"
-    return Columns(tuple(texts[:2]), "label", target, tuple(getattr(kind, "names", ())))
+    names = ("false", "true") if getattr(kind, "dtype", "") == "bool" else ()
+    return Columns(tuple(texts[:2]), "label", target, tuple(getattr(kind, "names", names)))
+
+
+def _is_text(kind: object) -> bool:
+    return getattr(kind, "dtype", "") in ("string", "large_string", "string_view")
 
 
 def encode(
@@ -121,15 +131,19 @@ def encode(
             f"{name} needs a train split and one of {', '.join(TEST_SPLITS)}, and has "
             f"{', '.join(sorted(splits))}; use another data set"
         )
-    tokens.enable_truncation(length)
-    tokens.enable_padding(length=length, **_padding(name, tokens))
-    train_ids, train_labels = _read(splits["train"], columns, tokens)
-    test_ids, test_labels = _read(splits[test], columns, tokens)
+    set_length(name, tokens, length)
+    names, numbers = columns.names, None
+    if any(_has_words(splits[split], columns.label) for split in ("train", test)):
+        names = _words(splits["train"], columns)
+        numbers = {word: number for number, word in enumerate(names)}
+    (train_ids, train_labels), (test_ids, test_labels) = (
+        _read(f"{name}, {split}", splits[split], columns, tokens, numbers)
+        for split in ("train", test)
+    )
     if columns.target == "score":
         # As images are normalised: else training would first have to find the mean.
         mean, deviation = train_labels.mean(), train_labels.std(correction=0).clamp(min=1e-6)
         train_labels, test_labels = ((s - mean) / deviation for s in (train_labels, test_labels))
-    names = columns.names
     if columns.target == "class" and not names:
         names = tuple(map(str, range(int(train_labels.max()) + 1)))
     return Dataset(
@@ -147,6 +161,12 @@ def encode(
     )
 
 
+def set_length(name: str, tokens: "Tokenizer", length: int) -> None:
+    """Let a tokenizer cut and pad all texts to one length; name is that of the data, for errors."""
+    tokens.enable_truncation(length)
+    tokens.enable_padding(length=length, **_padding(name, tokens))
+
+
 def _padding(name: str, tokens: "Tokenizer") -> dict[str, Any]:
     """Return the token of padding and its id, by the names that BERT and RoBERTa have for it."""
     for token in ("[PAD]", "<pad>"):
@@ -155,22 +175,70 @@ def _padding(name: str, tokens: "Tokenizer") -> dict[str, Any]:
     raise DataError(f"the tokenizer for {name} has no token [PAD] or <pad>; use another one")
 
 
-def _read(split: Split, columns: Columns, tokens: "Tokenizer") -> tuple[Tensor, Tensor]:
-    """Return the token ids (N, T) of a split, and its labels (N,) or (N, T)."""
+def _has_words(split: Split, column: str) -> bool:
+    """Return whether the labels of a split are words, or lists of them."""
+    kind = (split.features or {}).get(column)
+    return _is_text(getattr(kind, "feature", kind))
+
+
+def _words(train: Split, columns: Columns) -> tuple[str, ...]:
+    """Return all labels of a training split that has words for them, in order."""
+    found: set[str] = set()
+    for batch in train.select_columns([columns.label]).iter(batch_size=BATCH):
+        for given in batch[columns.label]:
+            found.update(map(str, given if columns.target == "tags" else [given]))
+    return tuple(sorted(found))
+
+
+def _read(
+    where: str,
+    split: Split,
+    columns: Columns,
+    tokens: "Tokenizer",
+    numbers: Mapping[str, int] | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the token ids (N, T) of a split, and its labels (N,) or (N, T).
+
+    Args:
+        where: The names of the data and the split, for errors.
+        split: What to read.
+        columns: Which columns hold what.
+        tokens: The tokenizer.
+        numbers: Of labels that are words, the number of each.
+    """
     ids: list[list[int]] = []
     labels: list[Any] = []
     tagged = columns.target == "tags"
-    for batch in split.select_columns([*columns.texts, columns.label]).iter(batch_size=BATCH):
+    wanted = [*columns.texts, columns.label]
+    for batch in split.select_columns(wanted).iter(batch_size=BATCH):
+        for column in wanted:
+            if None in batch[column]:
+                row = len(ids) + batch[column].index(None) + 1
+                raise DataError(f"{where}: row {row} has no {column}; fill it in, or drop the row")
         texts = [batch[column] for column in columns.texts]
         inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
         encoded = tokens.encode_batch(inputs, is_pretokenized=tagged)
         ids.extend(each.ids for each in encoded)
         given = batch[columns.label]
+        if numbers is not None:
+            rows = given if tagged else [[label] for label in given]
+            rows = [[_number(where, label, numbers) for label in row] for row in rows]
+            given = rows if tagged else [label for (label,) in rows]
         if tagged:
             given = [first_pieces(e.word_ids, t) for e, t in zip(encoded, given, strict=True)]
         labels.extend(given)
     kind = torch.float32 if columns.target == "score" else torch.int64
     return torch.tensor(ids), torch.tensor(labels, dtype=kind)
+
+
+def _number(where: str, label: object, numbers: Mapping[str, int]) -> int:
+    """Return the number of a label, which must be one of the training split's."""
+    if str(label) not in numbers:
+        raise DataError(
+            f"{where}: no training text has the label {label!r}; they have "
+            f"{', '.join(list(numbers)[:9])}: correct it, or add training texts with it"
+        )
+    return numbers[str(label)]
 
 
 def first_pieces(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import tomli_w
 
 from sizewise.config import Config
+from sizewise.data import memory
 from sizewise.errors import ConfigError
 
 _PACKAGE = "sizewise_app"
@@ -59,6 +60,7 @@ app = make_app()
 
 def write(folder: Path, config: Config) -> None:
     """Write the app folder of a config; raise ConfigError if there is something in the way."""
+    memory.check(config.data, None)  # Other machines do not have what is in the memory of one.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} exists and is not empty; choose another folder")
     folder = folder.resolve()

@@ -112,12 +112,15 @@ class Node:
 
     def _site(self, order: dict[str, Any], context: Context) -> "Site":
         """Return where plans of a run are carried out, with this node's data."""
+        import torch
+
         from sizewise import config as configs
         from sizewise import session
         from sizewise.data import sources
         from sizewise.data.texts import own_tokenizer
         from sizewise.engines.site import Site
 
+        torch.set_num_threads(1)  # This process trains, and does nothing else.
         folder = context.node_config.get("data")
         key = (json.dumps([order["config"], order["data"]]), folder)
         if self._opened is None or self._opened[0] != key:
@@ -169,7 +172,7 @@ def _like_the_others(
             f"its data has {dataset.classes} classes, and the run has {len(class_names)}; "
             f"label it as the run does"
         )
-    return replace(dataset, class_names=tuple(class_names), mean=tuple(mean), std=tuple(std))
+    return replace(dataset.in_classes(tuple(class_names)), mean=tuple(mean), std=tuple(std))
 
 
 def _tensors(message: Message) -> "Tensors":

@@ -13,7 +13,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -110,14 +112,14 @@ def build(
 
     from sizewise.models.common import check_output
 
-    factory = _factory(name)
+    make = factory(name)
     data: dict[str, object] = {"classes": classes, "width": width, "weights": weights, "sets": sets}
     if vocabulary:
         data |= {"vocabulary": vocabulary, "tokens": image[0], "tags": tags}
     else:
         data |= {"image": image, "channels": image[0]}
     try:
-        model = factory(**_keywords(name, factory, data, args))
+        model = make(**_keywords(name, make, data, args))
     except Exception as error:  # a factory of the user's may raise anything
         given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -135,13 +137,28 @@ def build(
     return model
 
 
+_AT_HAND: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("at hand", default={})  # noqa: B039  (never changed)
+
+
+@contextmanager
+def at_hand(name: str, make: Callable[..., Any]) -> Iterator[None]:
+    """Let a name stand for a factory that the caller has, whatever is stored under it by now."""
+    token = _AT_HAND.set({**_AT_HAND.get(), name: make})
+    try:
+        yield
+    finally:
+        _AT_HAND.reset(token)
+
+
 def takes_width(name: str) -> bool:
     """Return whether a model's factory can build it at any width."""
-    return "width" in inspect.signature(_factory(name)).parameters
+    return "width" in inspect.signature(factory(name)).parameters
 
 
-def _factory(name: str) -> Callable[..., Any]:
-    """Return the function that builds a model."""
+def factory(name: str) -> Callable[..., Any]:
+    """Return the function that builds a model; raise ConfigError if nothing has this name."""
+    if name in _AT_HAND.get():
+        return _AT_HAND.get()[name]
     if ":" in name:
         # An installed command does not look in the current folder by itself. At the end, so that
         # no file there hides a package; for good, as the factory may import more when called.
@@ -168,10 +185,16 @@ def _load(reference: str) -> Callable[..., Any]:
             f"cannot import {module_name!r} for the model {reference!r} ({error}); "
             "install it, or run where its file is"
         ) from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
+    found = getattr(module, attribute, None)
+    if module_name == "__main__" and getattr(found, "__module__", None) != "__main__":
+        raise ConfigError(
+            f"the model {reference!r} belongs to the script or notebook that defines it, and this "
+            "is another program; resume or export there, with session.resumed(folder) or "
+            "deployment.export(folder, file), or move it into a file of its own and train again"
+        )
+    if not callable(found):
         raise ConfigError(f"the module {module_name!r} has no function or class {attribute!r}")
-    return factory  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]
 
 
 def _keywords(

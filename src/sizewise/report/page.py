@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from sizewise.data.catalog import own_name
 from sizewise.report import attendance, budgets, curves, label_grid, pieces, sizes, summary
 from sizewise.report.chart import NARROW, WIDE, Chart, series
 from sizewise.report.drawing import DARK, PALETTE
@@ -76,7 +77,7 @@ def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
 
 def headline(rows: Sequence[Row], runs: Sequence[Run]) -> str:
     """Return what came out, in a few words; methods within their spreads are called close."""
-    data = Path(runs[0].config["data"]["name"]).name
+    data = own_name(runs[0].config["data"]["name"])
     ranked = sorted((row for row in rows if row.accuracy), key=lambda row: -row.mean)
     best = ranked[0]
     if len(ranked) == 1:
@@ -98,7 +99,7 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
     rounds = len(first.history)
     ended = "" if rounds == config["rounds"] else f" of {config['rounds']}"
     deck = (
-        f"{many}{config['model']['name']} on {Path(config['data']['name']).name} "
+        f"{many}{config['model']['name']} on {own_name(config['data']['name'])} "
         f"({config['data']['partition']} split), {devices:,} devices, "
         f"{fleet['per_round']} a round, {rounds}{ended} rounds, "
         f"{seeds} seed{'s' if seeds > 1 else ''}."
