@@ -77,6 +77,11 @@ class HeteroFL(NestedWidths):
                 raise ConfigError(
                     f"method.proportions must all be positive numbers, not {list(self.proportions)}"
                 )
+            if self.proportions and self.levels == "fixed":
+                raise ConfigError(
+                    "method.proportions say how often each width is drawn, and with "
+                    "method.levels = 'fixed' none is; set levels to 'dynamic' or leave them out"
+                )
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
@@ -86,6 +91,7 @@ class HeteroFL(NestedWidths):
                 f"method.proportions need the ratios of the fleet in method.widths; add {unknown}"
             )
         if self.options.mask_labels:
+            task.has_classes("method.mask_labels")
             self.discloses |= {"labels"}
 
     # ---- the server
@@ -149,9 +155,9 @@ def _each_width(module: nn.Module, images: Tensor, labels: Tensor, loss: Any) ->
 
 
 def owned(shard: Shard) -> Tensor:
-    """Return the classes that occur in a device's data, ascending int64 (k,)."""
+    """Return the classes or tags that occur in a device's data, ascending int64 (k,)."""
     classes: Tensor = torch.unique(shard.labels[shard.rows])
-    return classes
+    return classes[classes >= 0]  # Below are none, such as the tag of padding.
 
 
 def classifier(module: nn.Module, classes: int) -> list[str]:
