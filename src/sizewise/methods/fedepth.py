@@ -18,8 +18,9 @@ holds M > 1 whole models trains them together, each with a term KL(others || its
 be trained run by run. Only one is sent, the others stay with their device.
 
 `data = "fresh"` draws and augments batches anew in each epoch; `"fixed"` once in a round;
-`"buffered"` also keeps what frozen blocks make of them. The public code leaks momentum into frozen
-blocks, and averages blocks that were not trained; we do neither.
+`"buffered"` also keeps what frozen blocks make of them. The public code has one optimiser for all
+runs of a device (`optimizers = "round"`); here each run has a fresh one until that is asked for. It
+also leaks momentum into frozen blocks, and averages blocks that were not trained; we do neither.
 
 Discloses: the trained weights of each device, to the server.
 """
