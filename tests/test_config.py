@@ -162,7 +162,7 @@ def test_budgets_given_by_override_replace_those_of_the_file(
         ),
         (
             "method={name='heterofl', widths=[0.5, 1], proportions=[1, 1]}",
-            r"method\.proportions say how often .* set levels to 'dynamic' or leave them out",
+            r"method\.proportions acts with method\.levels = 'dynamic' only; set that, or leave",
         ),
         (
             "method={name='m-fedepth', link='conv'}",
@@ -172,8 +172,19 @@ def test_budgets_given_by_override_replace_those_of_the_file(
             "method={name='fedepth', data='buffered', optimizers='round'}",
             r"method\.optimizers = 'round' keeps momentum while buffers are filled",
         ),
-        ("method={name='local', sizes='depth', width=0.5}", r"leave one of them out"),
-        ("method={name='local', exits=[1]}", r"method\.sizes = 'depth' only; set that or leave"),
+        (
+            "method={name='local', sizes='depth', width=0.5}",
+            r"width acts with method\.sizes = 'one' only",
+        ),
+        ("method={name='local', exits=[1]}", r"exits acts with method\.sizes = 'depth' only"),
+        ("method={name='feddropout', pool=3}", r"pool acts with method\.subsets = 'pool' only"),
+        ("method={name='slt', patience=3}", r"acts with method\.rounds = 'early_stop' only"),
+        ("method={name='depthfl', distil=false, ramp=9}", r"method\.distil = true only"),
+        ("method={name='depthfl', feddyn=false, alpha=0.3}", r"method\.feddyn = true only"),
+        (
+            "method={name='fedin', rule='none', weight=2.0}",
+            r"weight acts with a method\.rule other",
+        ),
         ("recipe.server_weight_decay=0.1", r"acts with recipe\.server = 'fedadamw' only, not"),
         ("method={name='heterofl', slimmable=true}", r"method\.slimmable .*; name a few"),
         ("method={name='heterofl', scaler='nrom'}", r"method\.scaler cannot be 'nrom'; did you"),

@@ -92,7 +92,8 @@ def sized(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition, sizes: str
 ) -> tuple[Site, list[str]]:
     """Return three devices that hold a step of sizes 1 and 2 of three, and of the whole model."""
-    task, exits = make_task("mlp", {"hidden": [8] * 4}, epochs=2), (1, 2) if sizes == "depth" else ()
+    task = make_task("mlp", {"hidden": [8] * 4}, epochs=2)
+    exits = (1, 2) if sizes == "depth" else ()
     found: Any = Widthwise(task)
     pieces = [found.piece(width) for width in (0.5, 0.75, 1.0)]
     if sizes == "depth":

@@ -32,6 +32,7 @@ from sizewise import rng
 from sizewise.errors import ConfigError, ModelError
 from sizewise.fleet import Device
 from sizewise.nested import Nested, NestedWidths
+from sizewise.options import acts_only
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.scaling import scale
 from sizewise.step import Loss, cross_entropy, masked_cross_entropy
@@ -77,11 +78,8 @@ class HeteroFL(NestedWidths):
                 raise ConfigError(
                     f"method.proportions must all be positive numbers, not {list(self.proportions)}"
                 )
-            if self.proportions and self.levels == "fixed":
-                raise ConfigError(
-                    "method.proportions say how often each width is drawn, and with "
-                    "method.levels = 'fixed' none is; set levels to 'dynamic' or leave them out"
-                )
+            dynamic = self.levels == "dynamic"
+            acts_only(self, "proportions", "method.levels = 'dynamic'", dynamic)
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)

@@ -27,6 +27,7 @@ from sizewise.errors import ConfigError
 from sizewise.fleet import Device
 from sizewise.method import Method
 from sizewise.methods.fedavg import FedAvg
+from sizewise.options import acts_only
 from sizewise.plan import Piece, Plan, Update
 from sizewise.prefixwise import Prefixwise
 from sizewise.state import State
@@ -59,16 +60,8 @@ class Local(Method):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.width != 1 and self.sizes != "one":
-                raise ConfigError(
-                    f"method.width is that of one model for all, and with method.sizes = "
-                    f"{self.sizes!r} devices have their own; leave one of them out"
-                )
-            if self.exits and self.sizes != "depth":
-                raise ConfigError(
-                    "method.exits are depths, which local has with method.sizes = 'depth' only; "
-                    "set that or leave them out"
-                )
+            acts_only(self, "width", "method.sizes = 'one'", self.sizes == "one")
+            acts_only(self, "exits", "method.sizes = 'depth'", self.sizes == "depth")
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
