@@ -25,7 +25,7 @@ def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 recipes = some(
-    optimizer=st.sampled_from(["sgd", "adam", "adamw"]),
+    optimizer=st.sampled_from(["sgd", "adam", "adamw", "amsgrad"]),
     lr=positive,
     epochs=st.integers(1, 9),
     max_steps=st.integers(1, 9),
@@ -33,7 +33,7 @@ recipes = some(
     milestones=st.lists(positive, max_size=3),
     clip=positive,
     norm=st.sampled_from(["batch", "sbn", "tracked", "per_width_stats", "per_submodel"]),
-    server=st.sampled_from(["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]),
+    server=st.sampled_from(["fedavg", "fedavgm", "fedadam", "fedadamw", "fedyogi", "fedadagrad"]),
     augment_once=st.booleans(),
 )
 events = st.fixed_dictionaries({"round": st.integers(1, 9), "memory": memory, "join": st.just(2)})
@@ -160,6 +160,32 @@ def test_budgets_given_by_override_replace_those_of_the_file(
             "method={name='heterofl', widths=[0.5, 1], proportions=[0, 1]}",
             r"method\.proportions must all be positive numbers, not \[0\.0, 1\.0\]",
         ),
+        (
+            "method={name='heterofl', widths=[0.5, 1], proportions=[1, 1]}",
+            r"method\.proportions acts with method\.levels = 'dynamic' only; set that, or leave",
+        ),
+        (
+            "method={name='m-fedepth', link='conv'}",
+            r"method\.link = 'conv' leads to the model's head.* leave the link out",
+        ),
+        (
+            "method={name='fedepth', data='buffered', optimizers='round'}",
+            r"method\.optimizers = 'round' keeps momentum while buffers are filled",
+        ),
+        (
+            "method={name='local', sizes='depth', width=0.5}",
+            r"width acts with method\.sizes = 'one' only",
+        ),
+        ("method={name='local', exits=[1]}", r"exits acts with method\.sizes = 'depth' only"),
+        ("method={name='feddropout', pool=3}", r"pool acts with method\.subsets = 'pool' only"),
+        ("method={name='slt', patience=3}", r"acts with method\.rounds = 'early_stop' only"),
+        ("method={name='depthfl', distil=false, ramp=9}", r"method\.distil = true only"),
+        ("method={name='depthfl', feddyn=false, alpha=0.3}", r"method\.feddyn = true only"),
+        (
+            "method={name='fedin', rule='none', weight=2.0}",
+            r"weight acts with a method\.rule other",
+        ),
+        ("recipe.server_weight_decay=0.1", r"acts with recipe\.server = 'fedadamw' only, not"),
         ("method={name='heterofl', slimmable=true}", r"method\.slimmable .*; name a few"),
         ("method={name='heterofl', scaler='nrom'}", r"method\.scaler cannot be 'nrom'; did you"),
         ("method={name='heterofl', levels='dynamo'}", r"method\.levels cannot be 'dynamo'"),

@@ -116,7 +116,9 @@ def test_a_spoilt_update_is_refused_whole_and_recorded(spoil: Tamper, tmp_path: 
     assert spoilt["bytes_up"] == 3 * 3 * 650 * 4
 
 
-@pytest.mark.parametrize("server", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize(
+    "server", ["fedavg", "fedavgm", "fedadam", "fedadamw", "fedyogi", "fedadagrad"]
+)
 def test_a_round_in_which_nobody_delivers_keeps_the_state(server: str, tmp_path: Path) -> None:
     """Also when the server has momentum that would carry it on."""
 

@@ -37,6 +37,28 @@ def test_scaler_matters_where_no_norm_follows() -> None:
     torch.testing.assert_close(scaled(IMAGES), 2 * plain(IMAGES), rtol=1e-3, atol=1e-3)
 
 
+def test_hidden_linear_layers_are_scaled_like_convolutions_and_the_last_is_not() -> None:
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3))
+    scaled = scale(copy.deepcopy(plain), 0.5, "conv")
+    x = 2 * plain[1](plain[0](IMAGES))
+    torch.testing.assert_close(scaled(IMAGES), plain[3](2 * plain[2](x)))
+    only_norms = scale(copy.deepcopy(plain), 0.5, "norm")
+    assert torch.equal(only_norms(IMAGES), plain(IMAGES))
+
+
+def test_linear_layers_on_tokens_are_left_alone() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.query(x).mean(1))
+
+    plain, tokens = Tokens(), torch.randn(2, 3, 4)
+    assert torch.equal(scale(copy.deepcopy(plain), 0.5, "conv")(tokens), plain(tokens))
+
+
 def test_inputs_of_every_kind_of_norm_are_divided() -> None:
     for norm in (nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4), nn.BatchNorm1d(4)):
         seen: list[torch.Tensor] = []

@@ -8,7 +8,7 @@ from torch import Tensor
 from sizewise.recipe import Recipe
 from sizewise.server_optim import apply
 
-ADAPTIVE = ["fedadagrad", "fedadam", "fedyogi"]
+ADAPTIVE = ["fedadagrad", "fedadam", "fedadamw", "fedyogi"]
 
 
 def two_steps(server: str, **numbers: Any) -> list[float]:
@@ -73,6 +73,48 @@ def test_yogi_moves_its_second_moment_by_the_sign() -> None:
 def test_adam_has_no_bias_correction() -> None:
     (after, _) = two_steps("fedadam", server_lr=1.0, server_tau=1e-9)
     assert after == pytest.approx(1 + 0.2 / math.sqrt(0.01 * 4))
+
+
+def test_adamw_by_hand() -> None:
+    # m = 1, v = 1, corrected by 1 - 0.5 and 1 - 0.75: 2 / (sqrt(4) + 0.01); 0.2 of 1 decays, times
+    # 0.1. Then m = 0.5 - 0.5 = 0: only the decay is left.
+    numbers = {**NUMBERS, "server_weight_decay": 0.2}
+    after = 1 * (1 - 0.1 * 0.2) + 0.1 * 2 / 2.01
+    assert two_steps("fedadamw", **numbers) == pytest.approx([after, after * (1 - 0.1 * 0.2)])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adamw_is_that_of_torch(decay: float) -> None:
+    weight = torch.nn.Parameter(torch.randn(3, 4))
+    betas = (0.9, 0.999)
+    optimizer = torch.optim.AdamW([weight], 0.02, betas, 1e-6, weight_decay=decay)
+    recipe = Recipe(
+        server="fedadamw",
+        server_lr=0.02,
+        server_momentum=betas[0],
+        server_beta2=betas[1],
+        server_tau=1e-6,
+        server_weight_decay=decay,
+    )
+    tensors, memory = {"w": weight.detach().clone()}, {}
+    for _ in range(20):
+        step = torch.randn(3, 4)
+        weight.grad = -step  # A step that devices propose goes down the gradient.
+        optimizer.step()
+        merged = {"w": tensors["w"] + step}
+        tensors, memory = apply(recipe, tensors, merged, memory, {"w": True})
+        torch.testing.assert_close(tensors["w"], weight.detach())
+
+
+def test_adamw_counts_the_steps_of_each_entry() -> None:
+    recipe = Recipe(server="fedadamw", server_lr=1.0, server_tau=1e-9)
+    tensors, memory = {"w": torch.zeros(2)}, {}
+    for covered in (torch.tensor([True, False]), torch.tensor([True, True])):
+        merged = {"w": tensors["w"] + 3.0 * covered}
+        tensors, memory = apply(recipe, tensors, merged, memory, {"w": covered})
+    # An entry's first step is of length eta, whichever round it is in.
+    assert tensors["w"].tolist() == pytest.approx([2.0, 1.0], rel=1e-5)
+    assert memory["steps/w"].tolist() == [2.0, 1.0]
 
 
 @pytest.mark.parametrize("server", ["fedavgm", *ADAPTIVE])

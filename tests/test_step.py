@@ -42,6 +42,35 @@ def test_all_classes_are_no_mask() -> None:
     assert torch.equal(masked, cross_entropy(module, images, LABELS))
 
 
+def test_padding_is_no_tag_and_masks_what_the_device_lacks() -> None:
+    module, inputs = nn.Linear(5, 4), torch.randn(2, 3, 5)
+    tags = torch.tensor([[1, -100, 3], [3, 1, -100]])
+    loss = masked_cross_entropy(module, inputs, tags)
+    logits = module(inputs).detach()
+    terms = []
+    for text, token in ((0, 0), (0, 2), (1, 0), (1, 1)):  # All but the padding.
+        own = logits[text, token, [1, 3]]
+        total = own.exp().sum() + 2  # Tags 0 and 2 are absent: exp(0) each.
+        terms.append(total.log() - logits[text, token, tags[text, token]])
+    torch.testing.assert_close(loss, torch.stack(terms).mean())
+    loss.backward()
+    assert module.bias.grad is not None
+    assert (module.bias.grad != 0).tolist() == [False, True, False, True]
+
+
+def test_each_label_set_is_masked_by_its_own_labels() -> None:
+    module, inputs = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(-1, (2, 3))), torch.randn(3, 5)
+    labels = torch.tensor([0, 2, 4])  # Two of the first set, one of the second.
+    loss = masked_cross_entropy(module, inputs, labels)
+    logits = module(inputs).detach()
+    first = [
+        (logits[n, 0, 0].exp() + logits[n, 0, 2].exp() + 1).log() - logits[n, 0, label]
+        for n, label in ((0, 0), (1, 2))
+    ]
+    second = (logits[2, 1, 1].exp() + 2).log() - logits[2, 1, 1]
+    torch.testing.assert_close(loss, torch.stack([*first, second]).mean())
+
+
 def test_terms_add_up_as_if_they_were_one_loss() -> None:
     module, images = model(), torch.randn(4, 5)
 

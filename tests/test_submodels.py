@@ -1,10 +1,14 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sizewise import cutting, indices
+from sizewise.channels import trace
 from sizewise.errors import ConfigError
+from sizewise.models import build
 from sizewise.submodels import Submodel, published, scaled
 
 STAGES = [range(2), range(2, 4), range(4, 6), range(6, 8)]
@@ -66,6 +70,22 @@ def test_published_submodels_end_with_the_whole_network() -> None:
     six, nine, _ = published("vit_base", "depth")
     assert (six.blocks, nine.blocks) == (tuple(range(6)), tuple(range(9)))
     assert published("wide_resnet101_2", "depth")[0].blocks == (*range(16), 30, 31)
+
+
+@pytest.mark.parametrize(("number", "dim"), [(0, 672), (1, 732), (2, 768)])
+def test_published_transformers_have_embeddings_that_their_heads_divide(
+    number: int, dim: int
+) -> None:
+    """The rule of the public code: ceil(768 p / 12) times 12, and a perceptron of four times it."""
+    width = published("vit_base", "both")[number].width
+    model = build("vit", classes=3, image=(3, 32, 32), args={"dim": 768, "heads": 12, "depth": 1})
+    channels = trace(model, torch.empty(2, 3, 32, 32, device="meta"))
+    narrow = cutting.shrink(model, channels, indices.keep(channels, width), check=False)
+    shapes = {name: tuple(tensor.shape) for name, tensor in narrow.state_dict().items()}
+    assert shapes["stem.position"][-1] == dim
+    assert shapes["blocks.0.attention.query.weight"] == (dim, dim)
+    assert shapes["head.linear.weight"] == (3, dim)
+    assert (4 * dim, dim) in shapes.values()
 
 
 def test_the_paper_has_no_others() -> None:

@@ -62,6 +62,48 @@ def test_tags_and_scores(name: str, target: Any) -> None:
     assert all(-1 <= value <= 1 for value in scores.values())
 
 
+@pytest.mark.parametrize("name", ["heterofl", "splitmix"])
+def test_masked_tags_train_within_their_bytes(name: str) -> None:
+    found = methods.find(name)
+    method = found(text_task("tags"), found.Options(mask_labels=True))
+    site, state = text_site(method), method.setup()
+    for number in range(3):
+        plan = method.plan(state, Device(number, "any"), 0)
+        update = site.train(state, plan)
+        assert isinstance(update, Update), update
+        assert update.peak_bytes == plan.predicted
+
+
+def test_rows_of_tags_are_those_of_the_devices_texts() -> None:
+    found = methods.find("heterofl")
+    method = found(text_task("tags", weight_decay=0.0), found.Options(mask_labels=True))
+    site, state = text_site(method), method.setup()
+    plans = [method.plan(state, Device(number, "any"), 0) for number in range(3)]
+    updates = [site.train(state, plan) for plan in plans]
+    for update in updates:
+        assert isinstance(update, Update)
+        # Nobody has tag 2, and padding, -100, is none.
+        assert update.rows == {f"head.classifier.{n}": [0, 1] for n in ("weight", "bias")}
+    merged = method.merge(state, updates)
+    before, after = (s.tensors["head.classifier.bias"] for s in (state, merged))
+    assert (before == after).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["heterofl", "splitmix"])
+def test_scores_have_no_classes_to_mask(name: str, tmp_path: Path) -> None:
+    features = {"sentence": datasets.Value("string"), "label": datasets.Value("float32")}
+    rows = {"sentence": ["good film", "bad film"] * 8, "label": [1.0, 0.5] * 8}
+    write_parquet(tmp_path / "films", features, train=rows, test=rows)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    tokenizer = f"data.tokenizer={write_tokenizer(tmp_path)}"
+    method = f"method={{name='{name}', mask_labels=true}}"
+    refused = sizewise(tmp_path, f"data.root={tmp_path}", tokenizer, method)
+    assert refused.returncode == 2
+    assert "method.mask_labels is about classes, and this data has scores" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("name", ["fedin", "fedgkt"])
 def test_features_are_exchanged_for_classes_only(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} needs samples with one class each"):

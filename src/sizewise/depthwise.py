@@ -66,6 +66,11 @@ class Depthwise(Method):
         def __post_init__(self) -> None:
             if self.models < 1:
                 raise ConfigError(f"method.models must be at least 1, not {self.models}")
+            if self.link == "conv" and self.heads == "auxiliary":
+                raise ConfigError(
+                    "method.link = 'conv' leads to the model's head, and with auxiliary heads runs "
+                    "of blocks do not use it; set method.heads to 'skip' or leave the link out"
+                )
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)

@@ -25,6 +25,10 @@ class ModelError(SizewiseError):
     """A model that cannot be built, or does not match its data."""
 
 
+class NoChannelLeft(ModelError):
+    """A width so small that some layer of the model would lose all its channels."""
+
+
 class CheckpointError(SizewiseError):
     """A run folder or checkpoint that cannot be resumed from."""
 

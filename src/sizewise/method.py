@@ -20,7 +20,7 @@ from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
 from sizewise.memory import Cost, Footprint, Meter
 from sizewise.merge import CoverageMean
-from sizewise.optimizers import make_optimizer
+from sizewise.optimizers import MOMENTS, make_optimizer
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.remaking import clone, remade
 from sizewise.rows import with_rows
@@ -240,7 +240,12 @@ class Method:
         return self.fit(plan, tensors, shard)
 
     def fit(
-        self, plan: Plan, tensors: Tensors, shard: Shard, anchor: Tensors | None = None
+        self,
+        plan: Plan,
+        tensors: Tensors,
+        shard: Shard,
+        anchor: Tensors | None = None,
+        moments: Tensors | None = None,
     ) -> Update:
         """Train a plan's stages one after the other, from these tensors; pack up what learned.
 
@@ -249,6 +254,9 @@ class Method:
             tensors: What the model starts from, by local name.
             shard: The device's data.
             anchor: Where a proximal term pulls, by local name; default: where the model starts.
+            moments: What optimisers remember from earlier, to be changed. One then lasts over all
+                stages, and what it remembers in the end is in the update's memory. Default: a fresh
+                one for each stage.
         """
         copy = self.copy(plan.piece)
         module, stages = copy.load(tensors), [copy.actual(stage) for stage in plan.stages]
@@ -265,9 +273,11 @@ class Method:
                 every_step=self.task.enforce or not self.steady,
             )
             data = self.data(plan, shard, generator, meter)
+            steps, losses = 0, 0.0
             # Not in a loop over the data, which would hold a stage's beside that of the next one.
-            fits = [
-                train(
+            for stage in stages:
+                moments = training.going_on(moments, stage)
+                done = train(
                     module,
                     stage,
                     next(data),
@@ -275,20 +285,21 @@ class Method:
                     generator,
                     self.objective(stage, shard),
                     parameters=copy.ready(stage),
+                    moments=moments,
                 )
-                for stage in stages
-            ]
+                steps, losses, moments = steps + done.steps, losses + done.loss_sum, done.moments
+                del done  # Else all its moments would stay alive beside the next stage.
         if meter is not None:
             earlier = self._metered.get(kind, 0) if self.steady else 0
             self._metered[kind] = max(meter.peak, earlier)
-        steps = sum(fit.steps for fit in fits)
         return Update(
             plan=plan,
             tensors=copy.trained(stages),
             samples=len(shard),
             steps=steps,
-            loss=sum(fit.loss_sum for fit in fits) / max(steps, 1),
+            loss=losses / max(steps, 1),
             peak_bytes=self._metered[kind],
+            memory={f"{MOMENTS}{name}": tensor for name, tensor in (moments or {}).items()},
         )
 
     def trusted(self, plan: Plan, shard: Shard) -> int | None:

@@ -1,9 +1,9 @@
 """The devices' optimisers: torch's own update rules, without the classes around them.
 
-A device gets a fresh optimiser in every round, and takes few steps with it. `torch.optim.SGD` costs
-more than such a step of a small model: hooks, groups, a profiler's record, and at its first use an
-import of torch's compiler, which takes over a second. The rules are torch's functions, so the bits
-are those of its classes.
+A device mostly gets a fresh optimiser in every round, and takes few steps with it.
+`torch.optim.SGD` costs more than such a step of a small model: hooks, groups, a profiler's record,
+and at its first use an import of torch's compiler, which takes over a second. The rules are torch's
+functions, so the bits are those of its classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +58,34 @@ class _Base:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def moments(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return what is remembered, by kind and name, such as "mean/head.weight".
+
+        Args:
+            names: Of its parameters, in their order.
+        """
+        return {
+            f"{kind}/{name}": tensor
+            for name, parameter in zip(names, self.parameters, strict=True)
+            for kind, tensor in self._known(parameter).items()
+        }
+
+    def recall(self, names: Sequence[str], moments: Mapping[str, Tensor]) -> None:
+        """Go on from what `moments` returned, in these very tensors; others are passed over."""
+        known: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in moments.items():
+            kind, _, name = key.partition("/")
+            known.setdefault(name, {})[kind] = tensor
+        for name, parameter in zip(names, self.parameters, strict=True):
+            if name in known:
+                self._learn(parameter, known[name])
+
+    def _known(self, parameter: Parameter) -> Mapping[str, Tensor]:
+        return self.state.get(parameter, {})  # type: ignore[no-any-return]
+
+    def _learn(self, parameter: Parameter, known: dict[str, Tensor]) -> None:
+        self.state[parameter] = known
+
     def _moving(self) -> tuple[list[Any], list[Tensor]]:
         """Return the parameters that have gradients, and these."""
         moving = [parameter for parameter in self.parameters if parameter.grad is not None]
@@ -99,9 +127,15 @@ class Sgd(_Base):
         if self.momentum:
             self.state.update(zip(moving, velocities, strict=True))
 
+    def _known(self, parameter: Parameter) -> Mapping[str, Tensor]:
+        return {"velocity": self.state[parameter]} if parameter in self.state else {}
+
+    def _learn(self, parameter: Parameter, known: dict[str, Tensor]) -> None:
+        self.state[parameter] = known["velocity"]
+
 
 class Adam(_Base):
-    """Adam as in `torch.optim.Adam`; with `decoupled`, AdamW."""
+    """Adam as in `torch.optim.Adam`; with `decoupled`, AdamW; with `amsgrad`, that."""
 
     def __init__(
         self,
@@ -110,9 +144,10 @@ class Adam(_Base):
         weight_decay: float = 0.0,
         *,
         decoupled: bool = False,
+        amsgrad: bool = False,
     ) -> None:
         super().__init__(parameters, lr, weight_decay)
-        self.decoupled = decoupled
+        self.decoupled, self.amsgrad = decoupled, amsgrad
 
     @torch.no_grad()
     def step(self) -> None:
@@ -120,22 +155,20 @@ class Adam(_Base):
         moving, gradients = self._moving()
         for parameter in moving:
             if parameter not in self.state:
-                self.state[parameter] = {
-                    "step": torch.zeros(()),
-                    "mean": torch.zeros_like(parameter),
-                    "square": torch.zeros_like(parameter),
-                }
+                kinds = ("mean", "square", *(["largest"] if self.amsgrad else []))
+                self.state[parameter] = {kind: torch.zeros_like(parameter) for kind in kinds}
+                self.state[parameter]["step"] = torch.zeros(())
         moments: list[Mapping[str, Tensor]] = [self.state[parameter] for parameter in moving]
         adam(
             moving,
             gradients,
             [moment["mean"] for moment in moments],
             [moment["square"] for moment in moments],
-            [],
+            [moment["largest"] for moment in moments] if self.amsgrad else [],
             [moment["step"] for moment in moments],
             foreach=False,
             decoupled_weight_decay=self.decoupled,
-            amsgrad=False,
+            amsgrad=self.amsgrad,
             beta1=0.9,
             beta2=0.999,
             lr=self.lr,
@@ -145,9 +178,19 @@ class Adam(_Base):
         )
 
 
-def make_optimizer(recipe: Recipe, parameters: Sequence[Parameter], lr: float) -> Optimizer:
+MOMENTS = "optimizer/"
+"""How names begin under which an optimiser's moments are remembered beside other tensors."""
+
+
+def recalled(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of the moments among what is remembered."""
+    found = (name for name in memory if name.startswith(MOMENTS))
+    return {name.removeprefix(MOMENTS): memory[name].clone() for name in found}
+
+
+def make_optimizer(recipe: Recipe, parameters: Sequence[Parameter], lr: float) -> Sgd | Adam:
     """Return a fresh optimiser over the parameters that learn."""
     if recipe.optimizer == "sgd":
         return Sgd(parameters, lr, recipe.momentum, recipe.weight_decay)
-    decoupled = recipe.optimizer == "adamw"
-    return Adam(parameters, lr, recipe.weight_decay, decoupled=decoupled)
+    decoupled, amsgrad = recipe.optimizer == "adamw", recipe.optimizer == "amsgrad"
+    return Adam(parameters, lr, recipe.weight_decay, decoupled=decoupled, amsgrad=amsgrad)

@@ -19,6 +19,8 @@ class Stage:
         trainable: Prefixes of the names of the tensors that learn; None is all of them.
         name: Stages of one name, of pieces of one size, do the same to tensors of the same shapes.
         cut: What the method needs to know to run it, such as its blocks. JSON-able.
+        part: Where stages share their passes, which of how many equal parts of the batches this one
+            takes, counted from 0; at least one batch.
     """
 
     lr: float
@@ -26,6 +28,7 @@ class Stage:
     trainable: tuple[str, ...] | None = None
     name: str = "all"
     cut: Mapping[str, Any] = field(default_factory=dict)
+    part: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

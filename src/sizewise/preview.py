@@ -68,7 +68,7 @@ def _work(setting: "Setting", state: State, plan: Plan) -> dict[str, Any]:
     stages = [
         {
             "name": stage.name,
-            "epochs": stage.epochs,
+            "epochs": stage.epochs / parts if (parts := stage.part[1]) > 1 else stage.epochs,
             "steps": steps,
             "flops": method.flops_per_sample(plan.piece, stage) * seen,
             "bytes": plain(method.footprint(plan.piece, stage)),

@@ -17,7 +17,8 @@ class Recipe:
     """How devices train and how the server applies what they send.
 
     Attributes:
-        optimizer: The devices' optimiser; a fresh one for each device in each round.
+        optimizer: The devices' optimiser; a fresh one for each device in each round. `amsgrad` is
+            Adam with the largest second moment so far.
         epochs: Passes over a device's data in one round (for each stage of its plan).
         max_steps: Stop a stage after this many batches, if given.
         drop_last: Leave out a last batch that is smaller than `batch`.
@@ -38,11 +39,12 @@ class Recipe:
         server: What the server does with the merged update; see `server_optim`.
         server_lr: The server's step size (eta).
         server_momentum: Momentum of `fedavgm`; beta 1 of the adaptive server optimisers.
-        server_beta2: Second-moment decay of `fedadam` and `fedyogi`.
+        server_beta2: Second-moment decay of `fedadam`, `fedadamw` and `fedyogi`.
         server_tau: Added to the root of the second moment of the adaptive server optimisers.
+        server_weight_decay: Share of a weight, times `server_lr`, that `fedadamw` takes away.
     """
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "amsgrad"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
@@ -63,11 +65,12 @@ class Recipe:
     eval_batch: int = 500
     eval_memory: Bytes | None = None
     eval_every: int = 1
-    server: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg"
+    server: Literal["fedavg", "fedavgm", "fedadam", "fedadamw", "fedyogi", "fedadagrad"] = "fedavg"
     server_lr: float = 1.0
     server_momentum: float = 0.9
     server_beta2: float = 0.99
     server_tau: float = 1e-3
+    server_weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         if self.eval_memory is not None and self.norm == "sbn":
@@ -82,7 +85,7 @@ class Recipe:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"recipe.{name} must be a positive number, not {value}")
-        for name in ("momentum", "weight_decay", "proximal", "lr_min"):
+        for name in ("momentum", "weight_decay", "proximal", "lr_min", "server_weight_decay"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"recipe.{name} must not be negative, not {value}")
@@ -95,6 +98,11 @@ class Recipe:
         for name in ("momentum", "server_momentum", "server_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"recipe.{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.server_weight_decay and self.server != "fedadamw":
+            raise ConfigError(
+                f"recipe.server_weight_decay acts with recipe.server = 'fedadamw' only, not with "
+                f"{self.server!r}; leave it out"
+            )
 
     def lr_at(self, round_index: int, rounds: int) -> float:
         """Return the devices' learning rate in a round, counted from 0, of a run."""

@@ -3,6 +3,10 @@
 It keeps activations of narrow and wide copies in the same range (HeteroFL). Right before a batch
 norm it has no effect beyond the norm's epsilon (METHODS 2.5), so it matters in models without norms
 and, after convolutions, in residual streams that are not normalised.
+
+Where it follows convolutions, it also follows linear layers on feature vectors, all but the last,
+as in SplitMix. Those on tokens it leaves alone, as in FeDepth's transformers: what attention makes
+of its queries and keys would be another thing in training than in evaluation.
 """
 
 from typing import Any, Literal
@@ -20,16 +24,21 @@ def scale(model: nn.Module, rate: float, place: Place) -> nn.Module:
     Args:
         model: A narrow model; changed in place.
         rate: Its width ratio.
-        place: Before each norm (HeteroFL), after each convolution (SplitMix, FeDepth), or nowhere.
+        place: Before each norm (HeteroFL), after each convolution and hidden linear layer
+            (SplitMix, FeDepth), or nowhere.
     """
     if place == "none" or rate == 1:
         return model
     scaler = _Scaler(model, rate)
+    hidden = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][:-1]
     for layer in model.modules():
         if place == "norm" and isinstance(layer, _NormBase | nn.GroupNorm | nn.LayerNorm):
             layer.register_forward_pre_hook(scaler.before)
         elif place == "conv" and isinstance(layer, _ConvNd):
             layer.register_forward_hook(scaler.after)
+    if place == "conv":
+        for layer in hidden:
+            layer.register_forward_hook(scaler.after_vectors)
     return model
 
 
@@ -43,3 +52,8 @@ class _Scaler:
 
     def after(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         return output / self.rate if self.model.training else None
+
+    def after_vectors(
+        self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor
+    ) -> Tensor | None:
+        return self.after(layer, inputs, output) if output.ndim == 2 else None

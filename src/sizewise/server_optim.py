@@ -10,6 +10,12 @@ the others treat it as a negative gradient (Reddi et al., "Adaptive Federated Op
     FedYogi     v <- v - (1 - b2) d^2 sign(v - d^2)
     w <- w + eta m / (sqrt(v) + tau)
 
+FedAdamW is FedAdam as `torch.optim.AdamW` has it, for InclusiveFL, whose public code steps that on
+the server: moments are corrected for their start at 0, and weights decay by themselves. After t
+steps of an entry:
+
+    w <- (1 - eta decay) w + eta m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + tau)
+
 FedAvgM (Hsu et al., 2019): m <- b1 m + d; w <- w + eta m. Only parameters pass through here:
 adapting norm statistics leads to negative variances and NaN, so buffers take the merged value.
 """
@@ -52,13 +58,14 @@ def apply(
             continue
         before = {key: moments.get(f"{key}/{name}") for key in _MOMENTS}
         direction, after = _direction(recipe, merged[name] - old[name], before)
-        tensors[name] = _where(covered, old[name] + recipe.server_lr * direction, old[name])
+        new = (1 - recipe.server_lr * recipe.server_weight_decay) * old[name]
+        tensors[name] = _where(covered, new + recipe.server_lr * direction, old[name])
         for key, moment in after.items():
             moments[f"{key}/{name}"] = _where(covered, moment, before[key])
     return tensors, moments
 
 
-_MOMENTS = ("first", "second")
+_MOMENTS = ("first", "second", "steps")
 
 
 def _where(covered: bool | Tensor, new: Tensor, old: Tensor | None) -> Tensor:
@@ -74,7 +81,7 @@ def _direction(
     if recipe.server == "fedavg":
         return step, {}
     known = [before[key] for key in _MOMENTS]
-    first, second = (torch.zeros_like(step) if moment is None else moment for moment in known)
+    first, second, steps = (torch.zeros_like(step) if m is None else m for m in known)
     if recipe.server == "fedavgm":
         first = recipe.server_momentum * first + step
         return first, {"first": first}
@@ -83,9 +90,15 @@ def _direction(
     square = step * step
     if recipe.server == "fedadagrad":
         second = second + square
-    elif recipe.server == "fedadam":
+    elif recipe.server in ("fedadam", "fedadamw"):
         second = beta2 * second + (1 - beta2) * square
     else:
         second = second - (1 - beta2) * square * torch.sign(second - square)
+    if recipe.server == "fedadamw":
+        # Counted entry by entry: some are trained in fewer rounds than others.
+        steps = steps + 1
+        root = (second / (1 - beta2**steps)).sqrt() + recipe.server_tau
+        direction = first / (1 - beta1**steps) / root
+        return direction, {"first": first, "second": second, "steps": steps}
     direction = first / (second.sqrt() + recipe.server_tau)
     return direction, {"first": first, "second": second}

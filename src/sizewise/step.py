@@ -52,15 +52,19 @@ def masked_cross_entropy(
     They still count in the softmax, but get no gradient.
 
     Args:
-        module: Gives logits (B, classes), or (B, T, classes).
+        module: Gives logits (B, classes), or (B, T, classes), or those of several label sets.
         inputs: A batch.
-        targets: Labels (B,), or tags (B, T).
+        targets: Labels (B,), or tags (B, T), of which those below 0 are none.
         classes: The classes that stay; default: those in the batch.
     """
     logits: Tensor = module(inputs)
-    chosen = targets.flatten().clamp(min=0) if classes is None else classes
-    own = logits.new_zeros(logits.shape[-1]).index_fill_(0, chosen, 1.0)
-    return compare(logits * own, targets)
+    shape = logits.shape[targets.ndim :]  # (classes,), or (sets, classes).
+    places = shape.numel()
+    chosen = targets.flatten() if classes is None else classes
+    # One place more, which is dropped: to leave out what is no class would need to look at it.
+    chosen = chosen.where(chosen >= 0, places)
+    own = logits.new_zeros(places + 1).index_fill_(0, chosen, 1.0)[:places]
+    return compare(logits * own.view(shape), targets)
 
 
 def rest(module: nn.Module) -> list[bool]:

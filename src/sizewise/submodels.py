@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sizewise.errors import ConfigError
+from sizewise.widths import scaled_to_heads
 
 Scaling = Literal["width", "depth", "both"]
 
@@ -62,8 +63,12 @@ def published(model: str, scaling: Scaling) -> list[Submodel]:
             f"the paper has no submodels of {model!r} for method.scaling = {scaling!r}, only of "
             f"{', '.join(sorted(tables[scaling]))}; turn method.published off"
         )
-    found = tables[scaling][model]
-    return [Submodel(math.sqrt(share), _blocks(kept)) for share, kept in found]
+    heads = _HEADS.get(model)
+    found = [(math.sqrt(share), _blocks(kept)) for share, kept in tables[scaling][model]]
+    if heads is None:
+        return [Submodel(width, blocks) for width, blocks in found]
+    # The embedding is a multiple of the heads, and all else in proportion to what it is then.
+    return [Submodel(scaled_to_heads(heads[0], w, heads[1]) / heads[0], kept) for w, kept in found]
 
 
 def _blocks(kept: str) -> tuple[int, ...] | None:
@@ -77,6 +82,9 @@ def _first(counts: Sequence[int], lengths: Sequence[int]) -> str:
 
 
 _WIDE = [3, 4, 23, 3]
+
+_HEADS = {"vit_base": (768, 12)}
+"""The width of the embedding, and the number of heads, of networks with attention."""
 
 _DEPTH: dict[str, list[str]] = {
     "resnet18": ["11 00 11 00", "11 11 00 10", "11 11 11 10", "10 11 00 11", ""],

@@ -102,6 +102,14 @@ class Task:
                 f"{'silos' if self.silos else self.target}, so use another method"
             )
 
+    def has_classes(self, option: str) -> None:
+        """Raise ConfigError if samples have scores, to which an option for classes says nothing."""
+        if self.target == "score":
+            raise ConfigError(
+                f"{option} is about classes, and this data has scores, which have none; leave it "
+                f"out, or use data with classes or tags"
+            )
+
     def named(self, name: str, args: Mapping[str, Any] | None = None) -> "Task":
         """Return the task with another model.
 

@@ -80,7 +80,9 @@ def fit(
         for plan, shard in zip(plans, shards, strict=True)
     ]
     first = shards[0]
-    for chosen in zip(*(stream(stage, recipe, one_pass) for one_pass in orders), strict=True):
+    for chosen in zip(
+        *(stream(stage, recipe, one_pass, len(first)) for one_pass in orders), strict=True
+    ):
         rows = torch.stack(chosen)  # (devices, batch)
         inputs = first.transform(first.images[rows.flatten()], None)
         inputs = inputs.reshape(*rows.shape, *inputs.shape[1:])

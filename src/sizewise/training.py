@@ -96,6 +96,14 @@ def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Para
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def going_on(moments: Tensors | None, stage: Stage) -> Tensors | None:
+    """Return what an optimiser, if it lasts, remembers of the parameters that a stage trains."""
+    if moments is None:
+        return None
+    named = ((key, key.partition("/")[2]) for key in moments)
+    return {key: moments[key] for key, name in named if learns(name, stage.trainable)}
+
+
 def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
     """Return whether a tensor lies under one of the name prefixes; None is all of them."""
     return trainable is None or any(f"{name}.".startswith(f"{prefix}.") for prefix in trainable)
@@ -108,11 +116,20 @@ def make_step(recipe: Recipe, loss: Loss) -> Callable[..., Tensor]:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a stage of training gave: optimiser steps, the sum of their losses, the metered peak."""
+    """What a stage of training gave.
+
+    Attributes:
+        steps: Optimiser steps.
+        loss_sum: The sum of their losses.
+        peak_bytes: The metered peak.
+        moments: What the optimiser remembers, for another stage that goes on with it; None if
+            nobody asked.
+    """
 
     steps: int
     loss_sum: float
     peak_bytes: int | None
+    moments: Tensors | None = None
 
 
 def fit(
@@ -126,6 +143,7 @@ def fit(
     meter: Meter | None = None,
     every_step: bool = False,
     parameters: Sequence[nn.Parameter] | None = None,
+    moments: Tensors | None = None,
 ) -> Fit:
     """Train one stage on a device's data.
 
@@ -143,21 +161,26 @@ def fit(
             other steps run unwatched and at full speed.
         every_step: Watch all steps.
         parameters: What learns, if the model is ready for it; default: it is made ready now.
+        moments: What an earlier optimiser remembers, which is changed as this one goes on; default:
+            a fresh one, of which nothing is kept.
     """
     if parameters is None:
         module.train()
         parameters = freeze(module, stage.trainable)
     optimizer = make_optimizer(recipe, parameters, stage.lr)
+    named = module.named_parameters() if recipe.proximal or moments is not None else ()
+    learning = [name for name, parameter in named if parameter.requires_grad]
+    if moments is not None:
+        optimizer.recall(learning, moments)
     anchors: list[Tensor] = []
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
-        learning = (name for name, p in module.named_parameters() if p.requires_grad)
         anchors = [origin[name].detach().clone() for name in learning]
     step = make_step(recipe, loss)
     steps, total, settled = 0, torch.zeros(()), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)
-    for images, labels in stream(stage, recipe, one_pass):
+    for images, labels in stream(stage, recipe, one_pass, len(samples)):
         if meter is not None and (every_step or not settled):
             with meter:
                 meter.track(module, optimizer, images, labels, anchors, samples.held)
@@ -167,23 +190,41 @@ def fit(
             value = step(module, optimizer, images, labels, anchors)
         total += value
         steps += 1
-    return Fit(steps, float(total), meter.peak if meter else None)
+    kept = None if moments is None else optimizer.moments(learning)
+    return Fit(steps, float(total), meter.peak if meter else None, kept)
 
 
-def stream(stage: Stage, recipe: Recipe, one_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """Yield the batches of all epochs of a stage, at most `max_steps` of them."""
+def stream(
+    stage: Stage, recipe: Recipe, one_pass: Callable[[], Iterator[T]], samples: int
+) -> Iterator[T]:
+    """Yield the batches of all epochs of a stage, or its part of them, at most `max_steps`."""
     passes = (one_pass() for _ in range(stage.epochs))
-    return itertools.islice(itertools.chain.from_iterable(passes), recipe.max_steps)
+    most = _most(stage, recipe, len(_sizes(samples, recipe)))
+    return itertools.islice(itertools.chain.from_iterable(passes), most)
 
 
 def workload(stage: Stage, samples: int, recipe: Recipe) -> tuple[int, int]:
     """Return the steps of a stage and the samples in all of them, for so much data."""
-    whole, rest = divmod(samples, recipe.batch)
-    sizes = [recipe.batch] * whole
-    if rest and not recipe.drop_last and (rest > 1 or not whole):
-        sizes.append(rest)
-    taken = (sizes * stage.epochs)[: recipe.max_steps]
+    sizes = _sizes(samples, recipe)
+    taken = (sizes * stage.epochs)[: _most(stage, recipe, len(sizes))]
     return len(taken), sum(taken)
+
+
+def _sizes(samples: int, recipe: Recipe) -> list[int]:
+    """Return the sizes of the batches of one pass."""
+    whole, rest = divmod(samples, recipe.batch)
+    left = rest and not recipe.drop_last and (rest > 1 or not whole)
+    return [recipe.batch] * whole + [rest] * bool(left)
+
+
+def _most(stage: Stage, recipe: Recipe, batches: int) -> int | None:
+    """Return after how many batches a stage stops, if a pass has so many."""
+    number, parts = stage.part
+    if parts == 1:
+        return recipe.max_steps
+    total = stage.epochs * batches
+    own = max(1, (number + 1) * total // parts - number * total // parts)
+    return own if recipe.max_steps is None else min(own, recipe.max_steps)
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ SplitMix, which rounds down. So the rule has a name and every width in sizewise 
 
 import math
 
-from sizewise.errors import ModelError
+from sizewise.errors import ModelError, NoChannelLeft
 
 RULES = ("floor", "floor_min1", "ceil")
 
@@ -27,7 +27,8 @@ def scaled(channels: int, ratio: float, rule: str = "floor") -> int:
             (HeteroFL, FedRolex, FjORD, NeFL).
 
     Raises:
-        ModelError: The rule is unknown, the ratio is not positive, or no channel would be left.
+        NoChannelLeft: No channel would be left.
+        ModelError: The rule is unknown, or the ratio is not positive.
     """
     _check_ratio(ratio)
     if channels < 1:
@@ -38,7 +39,7 @@ def scaled(channels: int, ratio: float, rule: str = "floor") -> int:
         return max(math.ceil(channels * ratio - _GUARD), 1)
     kept = math.floor(channels * ratio + _GUARD)
     if kept == 0 and rule == "floor":
-        raise ModelError(
+        raise NoChannelLeft(
             f"width {ratio:g} leaves none of {channels} channels; use a width of at least "
             f"{1 / channels:.3g}, or rounding 'ceil' or 'floor_min1'"
         )
@@ -58,11 +59,12 @@ def scaled_growth(channels: int, growth: int, ratio: float, rule: str = "floor")
         rule: As in `scaled`.
 
     Raises:
-        ModelError: As `scaled`, or the layer would add no channel.
+        NoChannelLeft: As `scaled`, or the layer would add no channel.
+        ModelError: As `scaled`.
     """
     kept = scaled(channels + growth, ratio, rule) - scaled(channels, ratio, rule)
     if kept == 0:
-        raise ModelError(
+        raise NoChannelLeft(
             f"width {ratio:g} leaves none of the {growth} channels that a dense layer adds; "
             f"use a width of at least {1 / growth:.3g}"
         )

@@ -26,13 +26,17 @@ BASE: dict[str, Any] = {
 }
 # Methods that remember something on their devices, and budgets at which all of them train.
 REMEMBERING = {
-    "local": [1.0],
+    "local": [0.5, 1.0],
     "depthfl": [1.2, 2.0],
     "m-fedepth": [1.0, 4.0],
     "fedin": [2.0],
     "fedgkt": [2.0],
 }
-OPTIONS = {"fedgkt": {"client": "cnn", "client_args": {"layers": [6, 8]}, "server_epochs": 1}}
+SMALL = {"client": "cnn", "client_args": {"layers": [6, 8]}}
+OPTIONS = {
+    "fedgkt": {**SMALL, "server_epochs": 1, "optimizers": "run"},
+    "local": {"sizes": "width"},
+}
 
 
 def config_of(name: str, rounds: int = 2) -> Config:

@@ -40,7 +40,7 @@ def test_server_takes_the_mean_step_as_a_gradient(
             torch.testing.assert_close(state.memory[f"second/{name}"], second[name])
 
 
-@pytest.mark.parametrize("server", ["fedadam", "fedyogi", "fedadagrad", "fedavgm"])
+@pytest.mark.parametrize("server", ["fedadam", "fedadamw", "fedyogi", "fedadagrad", "fedavgm"])
 def test_norm_statistics_are_averaged_not_adapted(
     server: str, make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from sizewise.optimizers import make_optimizer
 from sizewise.plan import Plan, Refusal
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
+from sizewise.training import workload
 from sizewise.view import Tensors
 
 Runs = Sequence[tuple[int, int]]
@@ -80,10 +81,21 @@ def way_out(received: Tensors, stop: int, channels: int) -> nn.Module | None:
     return way
 
 
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
 def by_hand(
-    site: Site, state: State, runs: Runs, bypassed: Sequence[int] = (), device: int = 0
+    site: Site,
+    state: State,
+    runs: Runs,
+    bypassed: Sequence[int] = (),
+    device: int = 0,
+    lasting: Make | None = None,
 ) -> dict[str, Tensor]:
-    """Train runs of blocks as one would write it down; return all tensors by the server's names."""
+    """Train runs of blocks as one would write it down; return all tensors by the server's names.
+
+    With `lasting`, one optimiser of torch's holds all parameters from the first run to the last.
+    """
     task, data = site.method.task, site.dataset
     recipe = task.recipe
     names = [name for name in state.tensors if not name.startswith("exits.")]
@@ -95,6 +107,8 @@ def by_hand(
     rows = site.partition.shard(device)
     images = site.transform(data.train_images, None)
     generator = rng.torch_generator(task.seed, "batches", 0, device)
+    everything = [p for part in (model, *ways.values()) if part for p in part.parameters()]
+    one = None if lasting is None else lasting(everything)
     for begin, stop in runs:
         before = [block for n, block in enumerate(blocks[:begin]) if n not in bypassed]
         way, last = ways[stop], stop == len(blocks)
@@ -107,7 +121,7 @@ def by_hand(
         for module in learning:
             module.requires_grad_(True).train()
         parameters = [p for module in learning for p in module.parameters()]
-        optimizer = make_optimizer(recipe, parameters, recipe.lr)
+        optimizer = one or make_optimizer(recipe, parameters, recipe.lr)
         for _ in range(recipe.epochs):
             order = rows[torch.randperm(len(rows), generator=generator)]
             for batch in order.split(recipe.batch):
@@ -162,6 +176,53 @@ def test_a_round_is_the_plain_loop(
     # All else is as it was received, and is not sent.
     for name in expected.keys() - found.keys():
         assert torch.equal(expected[name], state.tensors[name]), name
+
+
+SGD: Make = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
+AMSGRAD: Make = partial(torch.optim.Adam, lr=0.01, weight_decay=5e-4, amsgrad=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe", "lasting"),
+    [
+        ({}, {}, SGD),
+        ({"link": "conv"}, {}, SGD),
+        ({}, {"optimizer": "amsgrad", "lr": 0.01}, AMSGRAD),
+    ],
+    ids=["pad", "conv", "amsgrad"],
+)
+def test_one_optimizer_for_a_round_is_that_of_the_plain_loop(
+    options: dict[str, Any], recipe: dict[str, Any], lasting: Make
+) -> None:
+    fedepth = make(make_task(**{"epochs": 2, **recipe}), optimizers="round", **options)
+    plan = plan_for(fedepth, RUNS, device=1)
+    site, state = make_site(fedepth), start(fedepth, plan)
+    update = train(site, state, plan)
+    found = {fedepth.view(plan.piece)[name].name: t for name, t in update.tensors.items()}
+    same(found, by_hand(site, state, RUNS, device=1, lasting=lasting))
+    assert update.memory == {}, "it lasts no longer than a round"
+    # With fresh ones only the first run, which has nothing to go on from, is the same.
+    fresh = inner(train(make_site(other := make(fedepth.task, **options)), state, plan).tensors)
+    assert other.options.optimizers == "stage"
+    for name, tensor in fresh.items():
+        begins = name.startswith(("stem", "blocks.0"))
+        assert torch.equal(tensor, found[name]) == begins, name
+
+
+def test_peers_keep_their_optimizer_as_well() -> None:
+    updates = {}
+    for lasting in ("stage", "round"):
+        fedepth = make(make_task(epochs=1), optimizers=lasting)
+        schedule = _in_order([fedepth._mixed(0, 0, 2), fedepth._mixed(0, 2, 4)])
+        stages = tuple(replace(stage, lr=0.05) for stage in schedule.stages)
+        plan = Plan(0, 0, "rich", schedule.piece, stages)
+        updates[lasting] = train(make_site(fedepth), fedepth.setup(), plan)
+    stage, lasts = updates["stage"], updates["round"]
+    assert (
+        stage.memory.keys() == lasts.memory.keys() == {f"peers.0.{n}" for n in inner(lasts.tensors)}
+    )
+    name = "model.blocks.0.conv1.weight"
+    assert not torch.equal(stage.tensors[name], lasts.tensors[name]), "the whole model trains on"
 
 
 def test_only_what_was_trained_is_sent_and_moves_the_server() -> None:
@@ -262,6 +323,21 @@ def test_metered_is_predicted_for_every_stage(
         short = site.train(state, replace(plan, stages=(stage,), budget=predicted - 1))
         assert isinstance(short, Refusal)
         assert "out of budget" in short.reason
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "amsgrad"])
+def test_what_an_optimizer_keeps_is_within_the_predicted_bytes(optimizer: str) -> None:
+    # With two samples weights are all that counts, and the last blocks have the most of them: what
+    # is kept of earlier ones would show.
+    task = replace(make_task(optimizer=optimizer, batch=2, epochs=2, lr=0.01), enforce=True)
+    fedepth = make(task, optimizers="round")
+    plan = plan_for(fedepth, ((1, 2), (2, 3), (3, 4)))
+    peaks = [fedepth.footprint(plan.piece, stage).peak for stage in plan.stages]
+    assert max(peaks) == peaks[-1]
+    site, state = make_site(fedepth), start(fedepth, plan)
+    assert train(site, state, replace(plan, budget=peaks[-1])).peak_bytes == peaks[-1]
+    short = site.train(state, replace(plan, budget=peaks[-1] - 1))
+    assert isinstance(short, Refusal)
 
 
 def test_metered_is_predicted_for_models_that_learn_together() -> None:
@@ -532,7 +608,9 @@ def test_another_peer_starts_from_what_is_received_when_it_comes() -> None:
     news = State({n: t + 0.01 for n, t in state.tensors.items()}, devices={0: memory})
     seen = {}
     fit = fedepth.fit
-    fedepth.fit = lambda plan, tensors, shard: seen.update(tensors) or fit(plan, tensors, shard)  # type: ignore[func-returns-value, method-assign]
+    fedepth.fit = lambda plan, tensors, shard, **_: (
+        seen.update(tensors) or fit(plan, tensors, shard)
+    )  # type: ignore[func-returns-value, method-assign]
     update = train(site, news, together(fedepth, 2, round_index=1))
     for name, tensor in news.tensors.items():
         assert torch.equal(seen[f"{PEERS}0.{name}"], memory[f"{PEERS}0.{name}"])
@@ -560,19 +638,45 @@ def test_blocks_of_a_peer_in_turn() -> None:
 # ---- with other recipes
 
 
-@pytest.mark.parametrize(("epochs", "each"), [(6, 2), (7, 2), (2, 1)])
-def test_epochs_in_total(epochs: int, each: int) -> None:
-    task = make_task(epochs=epochs, ratios=(0.4,))
-    total = make(task, assign="ratio", epochs="total")
-    single = make(task, assign="ratio")
-    device = Device(0, "some", ratio=0.4)
-    for fedepth, expected in ((total, each), (single, epochs)):
-        fedepth._footprints = Always()
-        plan = fedepth.plan(State({}), device, 0)
-        assert len(plan.stages) == 3
-        assert [stage.epochs for stage in plan.stages] == [expected] * 3
-        whole = fedepth.plan(State({}), replace(device, ratio=1.0), 0)
-        assert whole.stages[0].epochs == epochs
+@pytest.mark.parametrize(
+    ("epochs", "rows", "steps"),
+    # Batches of 8; devices that train 3 runs, 2 runs and everything at once.
+    [
+        (2, 48, ([4, 4, 4], [6, 6], [12])),
+        (1, 40, ([1, 2, 2], [2, 3], [5])),
+        (1, 9, ([1] * 3, [1] * 2, [1])),
+    ],
+)
+def test_epochs_in_total_are_the_same_steps_for_all(
+    epochs: int, rows: int, steps: tuple[list[int], ...]
+) -> None:
+    task = make_task(epochs=epochs, ratios=(0.4, 0.6, 1.0))
+    fedepth = make(task, assign="ratio", epochs="total")
+    site, state = with_rows(make_site(fedepth), rows), fedepth.setup()
+    for ratio, expected in zip((0.4, 0.6, 1.0), steps, strict=True):
+        plan = fedepth.plan(state, Device(0, "some", ratio=ratio), 0)
+        assert [workload(stage, rows, task.recipe)[0] for stage in plan.stages] == expected
+        assert train(site, state, plan).steps == sum(expected)
+
+
+def test_epochs_for_each_run_are_all_of_them() -> None:
+    task = make_task(epochs=2, ratios=(0.4,))
+    fedepth = make(task, assign="ratio")
+    plan = fedepth.plan(fedepth.setup(), Device(0, "some", ratio=0.4), 0)
+    assert [workload(stage, 48, task.recipe) for stage in plan.stages] == [(12, 96)] * 3
+
+
+def test_a_single_step_does_not_speak_for_devices_that_take_several() -> None:
+    task = make_task(epochs=1, ratios=(0.4,), optimizer="adam", lr=0.001)
+    fedepth = make(task, assign="ratio", epochs="total")
+    state, device = fedepth.setup(), Device(0, "some", ratio=0.4)
+    plan = fedepth.plan(state, device, 0)
+    # Both have more than two batches; the first takes one step in each run, the second two.
+    one, two = (train(with_rows(make_site(fedepth), n), state, plan) for n in (24, 48))
+    assert (one.steps, two.steps) == (3, 6)
+    assert one.peak_bytes is not None
+    assert two.peak_bytes is not None
+    assert one.peak_bytes < two.peak_bytes == plan.predicted
 
 
 class Always(dict[Any, Any]):

@@ -20,7 +20,8 @@ from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
 from sizewise.fleet import Device
 from sizewise.methods.fedgkt import FEATURES, LABELS, LOGITS, FedGKT
 from sizewise.plan import Update
-from sizewise.state import State
+from sizewise.run import RunFolder, Totals
+from sizewise.state import State, sha256
 from sizewise.task import Task
 
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
@@ -113,6 +114,82 @@ def test_devices_learn_from_the_answers_from_their_second_round_on(make_site: Ma
     later, _ = do_round(site, state, 1, DEVICES[1:])
     assert torch.equal(later.memory[f"{LOGITS}/0"], state.memory[f"{LOGITS}/0"])
     assert not torch.equal(later.memory[f"{LOGITS}/1"], state.memory[f"{LOGITS}/1"])
+
+
+def softened(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """The distance of a pupil's logits from its teacher's, at temperature 3."""
+    truth = (teacher / 3).softmax(1) + 1e-7
+    return 9 * (truth * (truth.log() - (logits / 3).log_softmax(1))).sum(1).mean()
+
+
+def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_site: MakeSite) -> None:
+    """One Adam with AMSGrad for a device and one for the server, over three rounds."""
+    numbers = {"lr": 0.01, "weight_decay": 1e-4}
+    site = make_site({"optimizers": "run"}, optimizer="amsgrad", batch=5, **numbers)
+    method: Any = site.method
+    state, device = method.setup(), DEVICES[1]
+    small, large = method.build(method.small).train(), method.build(method.main).train()
+    ours, theirs = (
+        torch.optim.Adam(model.parameters(), amsgrad=True, **numbers) for model in (small, large)
+    )
+    rows = site.partition.shard(1)
+    images = site.transform(site.dataset.train_images[rows], None)
+    labels, answers = site.dataset.train_labels[rows], None
+    for number in range(3):
+        state, (update,) = do_round(site, state, number, [device])
+        small.train()
+        order = torch.randperm(10, generator=rng.torch_generator(0, "batches", number, 1))
+        for batch in order.split(5):
+            ours.zero_grad()
+            logits = small(images[batch])
+            loss = F.cross_entropy(logits, labels[batch])
+            (loss if answers is None else loss + softened(logits, answers[batch])).backward()
+            ours.step()
+        for name, tensor in small.state_dict().items():
+            torch.testing.assert_close(update.memory[name], tensor, rtol=1e-4, atol=1e-5)
+        features = small.eval().stem(images).detach()
+        answers, generator = torch.zeros(10, 3), rng.torch_generator(0, "server", number)
+        for _ in range(2):
+            order = torch.randperm(10, generator=generator)
+            for batch in order.split(5):
+                theirs.zero_grad()
+                logits = large(features[batch])
+                F.cross_entropy(logits, labels[batch]).backward()
+                theirs.step()
+                answers[batch] = logits.detach()
+        for name, tensor in large.state_dict().items():
+            torch.testing.assert_close(state.tensors[name], tensor, rtol=1e-4, atol=1e-5)
+    assert int(state.memory["optimizer/step/head.0.weight"]) == 3 * 4
+    assert int(state.devices[1]["optimizer/step/head.weight"]) == 3 * 2
+    # Fresh ones in each round do something else.
+    fresh = make_site({}, optimizer="amsgrad", batch=5, **numbers)
+    other = method.setup()
+    for number in range(2):
+        other, _ = do_round(fresh, other, number, [device])
+    assert not any(name.startswith("optimizer/") for name in {**other.memory, **other.devices[1]})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "amsgrad"])
+def test_what_is_remembered_is_not_changed_and_within_the_predicted_bytes(
+    make_site: MakeSite, optimizer: str
+) -> None:
+    site = make_site({"optimizers": "run"}, optimizer=optimizer, lr=0.01)
+    state, _ = do_round(site, site.method.setup(), 0)
+    before = [sha256(state.memory), sha256(state.devices[2])]
+    plan = site.method.plan(state, DEVICES[2], 1)
+    assert plan.predicted is not None
+    update = site.train(state, replace(plan, budget=plan.predicted))
+    assert isinstance(update, Update), update
+    assert update.peak_bytes == plan.predicted
+    site.method.merge(state, [update])
+    assert [sha256(state.memory), sha256(state.devices[2])] == before
+    # A step is all it takes: unlike a fresh one, this optimiser has its moments from the start.
+    short = replace(site.method.task.recipe, max_steps=1)
+    task = replace(site.method.task, recipe=short, enforce=True)
+    again = Site(FedGKT(task, site.method.options), site.dataset, site.partition)
+    single = again.train(state, again.method.plan(state, DEVICES[2], 1))
+    assert isinstance(single, Update), single
+    assert single.peak_bytes == plan.predicted
 
 
 def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_site: MakeSite) -> None:
@@ -209,6 +286,30 @@ def test_workers_do_not_change_a_bit(tmp_path: Path) -> None:
     one, _ = trained(tmp_path / "one")
     two, _ = trained(tmp_path / "two", engine={"workers": 2})
     assert (one["state_sha256"], one["sizes"]) == (two["state_sha256"], two["sizes"])
+
+
+def test_a_resumed_run_goes_on_with_the_optimizers(tmp_path: Path) -> None:
+    tables = {
+        **TABLES,
+        "method": {**TABLES["method"], "optimizers": "run"},
+        "recipe": {**TABLES["recipe"], "optimizer": "amsgrad", "lr": 0.01},
+    }
+    config = configs.from_dict(tables)
+    with session.started(config, tmp_path / "whole") as federation:
+        expected = federation.run()
+    with session.started(config, tmp_path / "run") as federation:
+        federation.round(federation.method.setup(), Totals(), 0)
+    with session.resumed(tmp_path / "run") as federation:
+        assert federation.run()["state_sha256"] == expected["state_sha256"]
+    ends = [RunFolder(tmp_path / name).restore() for name in ("whole", "run")]
+    (whole, _), (resumed, _) = (end or pytest.fail("no checkpoint") for end in ends)
+    assert sha256(whole.memory) == sha256(resumed.memory)
+    assert any(name.startswith("optimizer/largest/") for name in whole.memory)
+    for number, memory in whole.devices.items():
+        assert any(name.startswith("optimizer/largest/") for name in memory)
+        assert sha256(memory) == sha256(resumed.devices[number])
+    plain, _ = trained(tmp_path / "fresh", recipe=tables["recipe"])
+    assert plain["state_sha256"] != expected["state_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,26 @@ def test_every_size_has_its_own_server_optimiser(make_task: Tasks) -> None:
     assert kept == {"depth 1", "depth 2"}
 
 
+def test_adamw_of_each_size_is_that_of_torch(make_task: Tasks) -> None:
+    """Without sharing every size is alone with its optimiser, over two rounds and a rest."""
+    recipe = {"server": "fedadamw", "server_lr": 0.02, "server_tau": 1e-6}
+    recipe |= {"server_beta2": 0.999, "server_weight_decay": 0.1}
+    chosen = method(make_task, recipe, beta=0.0, sharing=False)
+    state = chosen.setup()
+    names = {0.5: f"blocks.1.{WEIGHT}@depth 1", 1.0: f"blocks.1.{WEIGHT}"}
+    weights = {r: nn.Parameter(state.tensors[name].clone()) for r, name in names.items()}
+    optimizers = {
+        r: torch.optim.AdamW([w], 0.02, (0.9, 0.999), 1e-6, 0.1) for r, w in weights.items()
+    }
+    for trained in ((0.5, 1.0), (1.0,), (0.5, 1.0)):
+        state = chosen.merge(state, [sent(chosen, state, ratio) for ratio in trained])
+        for ratio in trained:
+            weights[ratio].grad = torch.full_like(weights[ratio], -2.0)  # Block 2 moves by 2.
+            optimizers[ratio].step()
+        for ratio, name in names.items():
+            torch.testing.assert_close(state.tensors[name], weights[ratio].detach())
+
+
 def test_all_sizes_begin_with_the_same_blocks(make_task: Tasks) -> None:
     chosen = method(make_task)
     state = chosen.setup()

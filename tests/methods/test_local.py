@@ -1,22 +1,35 @@
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from sizewise import config as configs
+from sizewise import rng, session
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
+from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
+from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.fleet import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.local import Local
 from sizewise.plan import Update
+from sizewise.prefixwise import Prefixwise
+from sizewise.run import Totals
 from sizewise.state import State
 from sizewise.task import Task
+from sizewise.view import cut
+from sizewise.widthwise import Widthwise
 
 
 def train(site: Site, state: State, device: int, round_index: int) -> Update:
-    update = site.train(state, site.method.plan(state, Device(device, "any"), round_index))
+    budgets = site.method.task.budgets
+    holder = Device(device, "any", budgets[min(device, len(budgets) - 1)])
+    update = site.train(state, site.method.plan(state, holder, round_index))
     assert isinstance(update, Update)
     return update
 
@@ -70,3 +83,120 @@ def test_every_device_that_trained_is_deployed(site: Site) -> None:
 
 def test_headline_is_the_mean_over_devices(site: Site) -> None:
     assert site.method.headline({"device 0": 0.2, "device 2": 0.6}) == pytest.approx(0.4)
+
+
+# ---- the size that fits
+
+
+def sized(
+    make_task: Callable[..., Task], dataset: Dataset, partition: Partition, sizes: str
+) -> tuple[Site, list[str]]:
+    """Return three devices that hold a step of sizes 1 and 2 of three, and of the whole model."""
+    task = make_task("mlp", {"hidden": [8] * 4}, epochs=2)
+    exits = (1, 2) if sizes == "depth" else ()
+    found: Any = Widthwise(task)
+    pieces = [found.piece(width) for width in (0.5, 0.75, 1.0)]
+    if sizes == "depth":
+        found = Prefixwise(task, Prefixwise.Options(exits=exits))
+        pieces = [found.trainee(depth) for depth in (1, 2, 3)]
+    peaks = tuple(found.footprint(piece, found.stages(0)[0]).peak for piece in pieces)
+    local = Local(replace(task, budgets=peaks), Local.Options(sizes=sizes, exits=exits))
+    return Site(local, dataset, partition), [piece.size for piece in pieces]
+
+
+@pytest.mark.parametrize("sizes", ["depth", "width"])
+def test_each_device_trains_the_size_that_fits_it_alone(
+    sizes: str, make_task: Callable[..., Task], dataset: Dataset, partition: Partition
+) -> None:
+    site, names = sized(make_task, dataset, partition, sizes)
+    method, state = site.method, site.method.setup()
+    assert [piece.size for piece in method.pieces(state)] == names
+    updates = [train(site, state, device, 0) for device in range(3)]
+    assert [update.plan.piece.size for update in updates] == names
+    for update in updates:
+        assert update.tensors == {}
+        assert update.peak_bytes == update.plan.predicted == update.plan.budget
+        # A plain loop over the same batches, from the common start.
+        piece, number = update.plan.piece, update.plan.device
+        model = method.family.build(piece)
+        model.load_state_dict(cut(state.tensors, method.view(piece)), strict=False)
+        recipe = method.task.recipe
+        optimizer = torch.optim.SGD(
+            model.train().parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay
+        )
+        rows = partition.shard(number)
+        generator = rng.torch_generator(0, "batches", 0, number)
+        passes = [rows[torch.randperm(len(rows), generator=generator)] for _ in range(2)]
+        for batch in (batch for order in passes for batch in order.split(recipe.batch)):
+            if len(batch) > 1:
+                optimizer.zero_grad()
+                logits = model(site.transform(dataset.train_images[batch], None))
+                F.cross_entropy(logits, dataset.train_labels[batch]).backward()
+                optimizer.step()
+        found = dict(model.state_dict())
+        assert update.memory.keys() == found.keys()
+        for name, tensor in update.memory.items():
+            torch.testing.assert_close(tensor, found[name])
+    merged = method.merge(state, updates)
+    assert all(merged.tensors[name] is tensor for name, tensor in state.tensors.items())
+    after = replace(merged, devices={u.plan.device: u.memory for u in updates})
+    expected = [f"device {number} ({name})" for number, name in enumerate(names)]
+    assert list(method.deploy(after)) == expected
+    assert list(LocalEngine(site).evaluate(after)) == expected
+    for update, size in zip(updates, expected, strict=True):
+        deployed = method.deploy(after)[size]().state_dict()
+        assert all(torch.equal(deployed[name], t) for name, t in update.memory.items())
+    least = method.task.budgets[0] or 0
+    with pytest.raises(BudgetTooSmall):
+        method.plan(state, Device(0, "weak", 100 if sizes == "width" else least - 1), 0)
+
+
+@pytest.mark.parametrize("sizes", ["depth", "width"])
+def test_a_device_of_another_size_than_before_starts_anew(
+    sizes: str, make_task: Callable[..., Task], dataset: Dataset, partition: Partition
+) -> None:
+    site, _ = sized(make_task, dataset, partition, sizes)
+    state = site.method.setup()
+    first = train(site, state, 0, 0)
+    known = replace(state, devices={0: first.memory})
+    same, upgraded = (Device(0, "any", budget) for budget in site.method.task.budgets[:2])
+    for device, goes_on in ((same, True), (upgraded, False)):
+        plan = site.method.plan(known, device, 1)
+        with_memory, without = site.train(known, plan), site.train(state, plan)
+        assert isinstance(with_memory, Update)
+        assert isinstance(without, Update)
+        name = next(name for name in without.memory if name.endswith("linear.weight"))
+        assert torch.equal(with_memory.memory[name], without.memory[name]) != goes_on
+
+
+TABLES: dict[str, Any] = {
+    "rounds": 2,
+    "model": {"name": "mlp", "args": {"hidden": [16, 16, 16, 16]}},
+    "data": {"train_limit": 60, "test_limit": 20},
+    "fleet": {"devices": 3, "per_round": 3, "budgets": ["23kB", "27kB", "1MB"]},
+    "method": {"name": "local", "sizes": "depth", "exits": [1, 2]},
+    "recipe": {"batch": 4},
+}
+
+
+def test_workers_and_a_stop_do_not_change_a_bit(tmp_path: Path) -> None:
+    found = []
+    for workers in (1, 2):
+        path = tmp_path / f"{workers}"
+        config = configs.from_dict({**TABLES, "engine": {"workers": workers}})
+        with session.started(config, path) as federation:
+            if workers == 2:
+                federation.round(federation.method.setup(), Totals(), 0)
+            else:
+                found.append(federation.run())
+        if workers == 2:
+            with session.resumed(path) as federation:
+                found.append(federation.run())
+    assert found[0]["sizes"] == found[1]["sizes"]
+    assert len({name.partition("(")[2] for name in found[0]["sizes"]}) == 3
+
+
+def test_depths_cannot_be_evaluated_part_by_part(make_task: Callable[..., Task]) -> None:
+    task = make_task("cnn", eval_memory=10**6)
+    with pytest.raises(ConfigError, match=r"which recipe\.eval_memory cannot; leave it out"):
+        Local(task, Local.Options(sizes="depth"))

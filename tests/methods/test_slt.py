@@ -191,7 +191,7 @@ def test_deploys_the_current_configuration_and_the_full_model(budget: int, shard
 
 
 def test_early_stop_goes_on_when_the_loss_stands_still(budget: int) -> None:
-    method = tiny([budget], patience=2, rounds=30)
+    method = tiny([budget], rounds=30)
     method = SLT(method.task, SLT.Options(rounds="early_stop", patience=2))
     state = method.setup()
     seen = []

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import devices_of, do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
-from sizewise.errors import BudgetTooSmall, ConfigError
+from sizewise.errors import BudgetTooSmall, ConfigError, ModelError, NoChannelLeft
 from sizewise.fleet import Device
+from sizewise.methods.small import Small
 from sizewise.methods.splitmix import Ensemble, SplitMix, draw_as_if_wide
 from sizewise.plan import Update
 from sizewise.session import bytes_of_ratio
@@ -143,14 +144,18 @@ def test_bases_have_their_own_start_and_width(make_task: Tasks) -> None:
 def test_weights_are_drawn_as_if_layers_were_wide(make_task: Tasks) -> None:
     network = nn.Sequential(nn.Conv2d(3, 40, 3), nn.Conv2d(40, 30, 3), nn.Linear(30, 10))
     before = [layer.weight.clone() for layer in network]
-    biases = [layer.bias.clone() for layer in network]
+    first = network[0].bias.clone()
+    nn.init.zeros_(network[2].bias)
     draw_as_if_wide(network, 0.25)
     assert torch.equal(network[0].weight, before[0]), "the input has its own width"
+    assert torch.equal(network[0].bias, first)
     for layer, fan_in in ((network[1], 40 * 9), (network[2], 30)):
         bound = (0.25 / fan_in) ** 0.5  # kaiming_uniform's 1 / sqrt(fan in at full width)
         largest = float(layer.weight.detach().abs().max())
         assert 0.95 * bound < largest <= bound
-    assert all(torch.equal(x.bias, bias) for x, bias in zip(network, biases, strict=True))
+    bound = (0.25 / 360) ** 0.5
+    assert 0.5 * bound < float(network[1].bias.detach().abs().max()) <= bound
+    assert not network[2].bias.any(), "what the model starts at 0 stays there"
     scaled = make(make_task(args={"hidden": [80, 80]}), atom=0.25).setup().tensors
     plain = (
         make(make_task(args={"hidden": [80, 80]}), atom=0.25, rescale_init=False).setup().tensors
@@ -171,6 +176,59 @@ def test_convolutions_are_divided_by_the_atom_in_training(rescale: bool, make_ta
     torch.testing.assert_close(conv(images), plain * 4 if rescale else plain)
     base.eval()
     assert torch.equal(conv(images), plain)
+
+
+def test_hidden_linear_layers_are_divided_by_the_atom_in_training(make_task: Tasks) -> None:
+    method = make(make_task(args={"hidden": [8, 8]}), atom=0.25)
+    base = method.build(method.bases([0])).get_submodule("bases.0")
+    images, layers = torch.randn(2, 1, 4, 4), ("stem.linear", "blocks.0.linear", "head")
+    x = images.flatten(1)
+    for number, name in enumerate(layers):
+        layer: Any = base.get_submodule(name)
+        x = F.linear(x, layer.weight, layer.bias)
+        x = x if number == 2 else (4 * x).relu()
+    torch.testing.assert_close(base(images), x)
+
+
+def rigid(*, classes: int, image: tuple[int, int, int]) -> nn.Module:
+    """A model that cannot be cut: it has its number of channels by heart."""
+    return Rigid(classes)
+
+
+class Rigid(nn.Module):
+    """Features in four groups of two."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 8, 3), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).mean((2, 3))
+        return self.head(x.view(len(x), 4, 2).softmax(1).reshape(-1, 8))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [SplitMix, Small])
+def test_a_model_that_cannot_be_cut_is_refused_and_not_trained_whole(
+    kind: Any, make_task: Tasks
+) -> None:
+    method = kind(replace(make_task(f"{__name__}:rigid", {}), budgets=(10,)))
+    with pytest.raises(ModelError) as refused:
+        method.setup()
+    assert not isinstance(refused.value, NoChannelLeft)
+
+
+def empty(*, classes: int, image: tuple[int, int, int], width: float = 1.0) -> nn.Module:
+    """A model whose factory rounds to no units at all."""
+    units = int(6 * width)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, units), nn.ReLU(), nn.Linear(units, classes))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_units_ends_the_search_for_an_atom(make_task: Tasks) -> None:
+    task = replace(make_task(f"{__name__}:empty", {}), budgets=(10,))
+    assert make(task).atom == 1 / 6
+    with pytest.raises(NoChannelLeft, match=r"a layer without channels at width 0\.125; use a"):
+        make(task, atom=0.125).setup()
 
 
 def test_a_piece_holds_the_bases_it_names(make_task: Tasks) -> None:

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 from sizewise import feddyn, norms
 from sizewise.errors import ConfigError
 from sizewise.exits import MultiExit
+from sizewise.options import acts_only
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.prefixwise import Prefixwise
 from sizewise.state import State
@@ -74,6 +75,8 @@ class DepthFL(Prefixwise):
                 raise ConfigError(f"method.ramp must be at least 1 round, not {self.ramp}")
             if not self.alpha > 0:
                 raise ConfigError(f"method.alpha must be positive, not {self.alpha}")
+            acts_only(self, "ramp", "method.distil = true", self.distil)
+            acts_only(self, "alpha", "method.feddyn = true", self.feddyn)
 
     def __init__(self, task: Task, options: Any = None) -> None:
         chosen = self.Options() if options is None else options

@@ -23,6 +23,7 @@ from sizewise import indices, rng
 from sizewise.errors import ConfigError
 from sizewise.fleet import Device
 from sizewise.indices import Rule
+from sizewise.options import acts_only
 from sizewise.plan import Piece
 from sizewise.widthwise import Shifting
 
@@ -46,6 +47,7 @@ class FedDropout(Shifting):
             super().__post_init__()
             if self.pool < 1:
                 raise ConfigError(f"method.pool must be at least 1, not {self.pool}")
+            acts_only(self, "pool", "method.subsets = 'pool'", self.subsets == "pool")
 
     def due(self, device: Device, round_index: int) -> dict[str, Any]:
         """Return the name of the draw that a device's channels come from."""

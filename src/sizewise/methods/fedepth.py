@@ -18,8 +18,9 @@ holds M > 1 whole models trains them together, each with a term KL(others || its
 be trained run by run. Only one is sent, the others stay with their device.
 
 `data = "fresh"` draws and augments batches anew in each epoch; `"fixed"` once in a round;
-`"buffered"` also keeps what frozen blocks make of them. The public code leaks momentum into frozen
-blocks, and averages blocks that were not trained; we do neither.
+`"buffered"` also keeps what frozen blocks make of them. The public code has one optimiser for all
+runs of a device (`optimizers = "round"`); here each run has a fresh one until that is asked for. It
+also leaks momentum into frozen blocks, and averages blocks that were not trained; we do neither.
 
 Discloses: the trained weights of each device, to the server.
 """
@@ -38,14 +39,14 @@ from torch.nn import functional as F
 from sizewise import buffering, rng
 from sizewise.blockwise import Blocks, Blockwise, Frozen, strides
 from sizewise.depthwise import PEERS, Depthwise
-from sizewise.errors import BudgetTooSmall
+from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.fleet import Device, ratio_of
 from sizewise.memory import Cost, Footprint, Meter, predict
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.state import State
 from sizewise.step import Loss, compare, cross_entropy
 from sizewise.task import Task
-from sizewise.training import Samples, Shard, own_tensors
+from sizewise.training import Samples, Shard, own_tensors, workload
 from sizewise.view import Slot, Tensors, View
 
 
@@ -57,10 +58,22 @@ class FeDepth(Depthwise):
         """Options of FeDepth.
 
         Attributes:
-            epochs: Whether `recipe.epochs` counts for each run of blocks or for all together.
+            epochs: Whether `recipe.epochs` counts for each run of blocks or for all together, which
+                then share their batches equally.
+            optimizers: Whether each run of blocks has a fresh optimiser or, as in the public code,
+                one lasts for a device's round, so that the head keeps its momentum.
         """
 
         epochs: Literal["per_block", "total"] = "per_block"
+        optimizers: Literal["stage", "round"] = "stage"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.optimizers == "round" and self.data == "buffered":
+                raise ConfigError(
+                    "method.optimizers = 'round' keeps momentum while buffers are filled, which no "
+                    "budget counts; use method.data = 'fixed' or 'fresh' with it"
+                )
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
@@ -133,10 +146,11 @@ class FeDepth(Depthwise):
             capacity = ratio_of(device)
         schedule = self.schedule(capacity)
         (whole,) = self.stages(round_index)
-        epochs = whole.epochs
-        if self.options.epochs == "total":
-            epochs = max(1, epochs // len(schedule.stages))
-        stages = tuple(replace(stage, lr=whole.lr, epochs=epochs) for stage in schedule.stages)
+        runs = len(schedule.stages) if self.options.epochs == "total" else 1
+        stages = tuple(
+            replace(stage, lr=whole.lr, epochs=whole.epochs, part=(number % runs, runs))
+            for number, stage in enumerate(schedule.stages)
+        )
         plan = Plan(device.id, round_index, device.group, schedule.piece, stages)
         return self.affordable(plan, device)
 
@@ -191,10 +205,11 @@ class FeDepth(Depthwise):
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train; peers go on from what the device remembers, at first from what it received."""
         names = [n for n in own_tensors(self.module(plan.piece)) if n.startswith(PEERS)]
+        moments: Tensors | None = {} if self.options.optimizers == "round" else None
         if not names:
-            return self.fit(plan, tensors, shard)
+            return replace(self.fit(plan, tensors, shard, moments=moments), memory={})
         start = {n: memory.get(n, tensors["model." + n.split(".", 2)[2]]) for n in names}
-        update = self.fit(plan, {**tensors, **start}, shard)
+        update = self.fit(plan, {**tensors, **start}, shard, moments=moments)
         own = own_tensors(self.module(plan.piece))
         return replace(
             update,
@@ -205,7 +220,9 @@ class FeDepth(Depthwise):
     def kind(self, plan: Plan, shard: Shard) -> tuple[object, ...]:
         """Return a key of devices with equal needs: what a device holds depends on its room."""
         held = () if self.options.data == "fresh" else (len(shard), plan.budget)
-        return (*super().kind(plan, shard), *held)
+        # A part of the batches may be a single one, which finds no optimiser's state in place.
+        steps = (min(workload(s, len(shard), self.task.recipe)[0], 2) for s in plan.stages)
+        return (*super().kind(plan, shard), *held, *steps)
 
     def data(
         self, plan: Plan, shard: Shard, generator: torch.Generator, meter: Meter | None

@@ -19,8 +19,10 @@ In the public code, the server's logits belong to batches, and devices shuffle t
 teacher and student look at different images (B13). Here they belong to samples: a device's n-th
 sample has row n, whatever batch it is in. As there, features are those of freshly augmented images
 and of norms in evaluation mode, and the server's logits are those of its last epoch, in training
-mode. Its scheduler watches the test accuracy; here the recipe's schedule counts for both sides. The
-server trains on what came in this round; a device that was not asked keeps its logits.
+mode. Its scheduler watches the test accuracy; here the recipe's schedule counts for both sides. Its
+optimisers, Adam with AMSGrad, last for the whole run, one on each device and one on the server:
+`optimizers = "run"` with `recipe.optimizer = "amsgrad"`; by default they begin anew in each round.
+The server trains on what came in this round; a device that was not asked keeps its logits.
 
 Deployed are each device's small model, alone and with its features sent through the large one. The
 accuracy is the mean of the latter, "FedGKT-server"; the mean of the former is "FedGKT-clients".
@@ -33,7 +35,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,7 @@ from sizewise.disclosure import Blur
 from sizewise.errors import ConfigError, UpdateRefused
 from sizewise.fleet import Device
 from sizewise.method import Method
+from sizewise.optimizers import MOMENTS, recalled
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.state import State
 from sizewise.step import Loss
@@ -83,6 +86,8 @@ class FedGKT(Method):
             alpha: Weight of what a device learns from the server.
             temperature: T, by which logits are divided before they are compared.
             server_distil: Whether the server learns from the devices' logits as well.
+            optimizers: Whether those of devices and server begin anew in each round or, as in the
+                public code, last for the run.
         """
 
         client: str = "resnet8"
@@ -91,6 +96,7 @@ class FedGKT(Method):
         alpha: float = 1.0
         temperature: float = 3.0
         server_distil: bool = False
+        optimizers: Literal["round", "run"] = "round"
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -231,10 +237,11 @@ class FedGKT(Method):
         # What its owner froze is not remembered: it is as it was built.
         start = {**training.own_tensors(self.pattern(plan.piece)), **memory}
         pupil = Pupil(shard.images, shard.labels, shard.rows, shard.transform, tensors.get(LOGITS))
-        update = self.fit(plan, start, pupil)
+        lasting = recalled(memory) if self.options.optimizers == "run" else None
+        update = self.fit(plan, start, pupil, moments=lasting)
         generator = rng.torch_generator(self.task.seed, "send", plan.round, plan.device)
         told = self._tell(self.module(plan.piece), shard, generator)
-        return replace(update, tensors={}, memory=update.tensors, shared=told)
+        return replace(update, tensors={}, memory={**update.tensors, **update.memory}, shared=told)
 
     @torch.no_grad()
     def _tell(
@@ -275,15 +282,18 @@ class FedGKT(Method):
             teachers_loss, alpha=options.alpha, temperature=options.temperature, distil=distil
         )
         module = copy.load(state.tensors)
+        lasting = recalled(state.memory) if options.optimizers == "run" else None
         generator = rng.torch_generator(self.task.seed, "server", round_index)
         with rng.seeded(self.task.seed, "server dropout", round_index):
             ready = copy.ready(stage)
-            training.fit(module, stage, lesson, recipe, generator, loss, parameters=ready)
+            train = partial(training.fit, parameters=ready, moments=lasting)
+            done = train(module, stage, lesson, recipe, generator, loss)
+        moments = {f"{MOMENTS}{name}": tensor for name, tensor in (done.moments or {}).items()}
         tensors = {name: tensor.detach().clone() for name, tensor in copy.tensors.items()}
         sizes = [len(shared[LABELS]) for _, shared in told]
         split = zip(told, torch.split(lesson.answers, sizes), strict=True)
         answers = {f"{LOGITS}/{plan.device}": rows.clone() for (plan, _), rows in split}
-        return replace(state, tensors=tensors, memory={**state.memory, **answers})
+        return replace(state, tensors=tensors, memory={**state.memory, **answers, **moments})
 
     # ---- what people run
 

@@ -45,6 +45,7 @@ from sizewise.disclosure import Blur
 from sizewise.errors import ConfigError
 from sizewise.fleet import Device
 from sizewise.intermediate import Lesson, ignore, joined, single
+from sizewise.options import acts_only
 from sizewise.plan import Plan, Stage, Update
 from sizewise.state import State
 from sizewise.step import Loss
@@ -90,6 +91,8 @@ class FedIN(Architectures):
                 )
             if self.keep < 1:
                 raise ConfigError(f"method.keep must be at least 1, not {self.keep}")
+            for name in ("weight", "keep", "clip", "noise"):
+                acts_only(self, name, "a method.rule other than 'none'", self.rule != "none")
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)

@@ -32,6 +32,7 @@ from sizewise import rng
 from sizewise.errors import ConfigError, ModelError
 from sizewise.fleet import Device
 from sizewise.nested import Nested, NestedWidths
+from sizewise.options import acts_only
 from sizewise.plan import Piece, Plan, Stage, Update
 from sizewise.scaling import scale
 from sizewise.step import Loss, cross_entropy, masked_cross_entropy
@@ -77,6 +78,8 @@ class HeteroFL(NestedWidths):
                 raise ConfigError(
                     f"method.proportions must all be positive numbers, not {list(self.proportions)}"
                 )
+            dynamic = self.levels == "dynamic"
+            acts_only(self, "proportions", "method.levels = 'dynamic'", dynamic)
 
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
@@ -86,6 +89,7 @@ class HeteroFL(NestedWidths):
                 f"method.proportions need the ratios of the fleet in method.widths; add {unknown}"
             )
         if self.options.mask_labels:
+            task.has_classes("method.mask_labels")
             self.discloses |= {"labels"}
 
     # ---- the server
@@ -149,9 +153,9 @@ def _each_width(module: nn.Module, images: Tensor, labels: Tensor, loss: Any) ->
 
 
 def owned(shard: Shard) -> Tensor:
-    """Return the classes that occur in a device's data, ascending int64 (k,)."""
+    """Return the classes or tags that occur in a device's data, ascending int64 (k,)."""
     classes: Tensor = torch.unique(shard.labels[shard.rows])
-    return classes
+    return classes[classes >= 0]  # Below are none, such as the tag of padding.
 
 
 def classifier(module: nn.Module, classes: int) -> list[str]:

@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.fleet import Device
+from sizewise.options import acts_only
 from sizewise.plan import Piece, Plan, Update
 from sizewise.state import State
 from sizewise.stepwise import Stepwise
@@ -62,6 +63,8 @@ class SLT(Stepwise):
             for name in ("patience", "depth"):
                 if getattr(self, name) < 1:
                     raise ConfigError(f"method.{name} must be at least 1")
+            early = self.rounds == "early_stop"
+            acts_only(self, "patience", "method.rounds = 'early_stop'", early)
 
     # ---- the head's width in each step
 

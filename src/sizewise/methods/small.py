@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
+from sizewise.errors import BudgetTooSmall, ConfigError, NoChannelLeft
 from sizewise.method import Method
 from sizewise.packing import largest_ratio
 from sizewise.plan import Piece
@@ -68,8 +68,8 @@ class Small(Method):
         """Return whether the model can be built so narrow: some would lose a layer's channels."""
         try:
             self.module(_piece(width))
-        except ModelError:
-            return width == 1  # It cannot be built at all, and will say so.
+        except NoChannelLeft:
+            return False
         return True
 
     def setup(self) -> State:

@@ -11,9 +11,10 @@ Customization", ICLR 2022 (https://arxiv.org/abs/2203.09747).
 
 Bases are never coupled, so a device that trains n of them holds n networks but the activations of
 one. That is why bytes allow many more bases than the paper's quota of int(r_k / atom), which
-`assign = "ratio"` gives. Widths are rounded down. `rescale_init` draws weights as if a layer had
-full width; `rescale_layer` divides a convolution's output by `atom` in training. `mask_labels` sets
-the logits of classes that are not in a batch to 0.
+`assign = "ratio"` gives. Widths are rounded down. `rescale_init` draws weights and biases as if a
+layer had full width; `rescale_layer` divides the outputs of convolutions, and of linear layers but
+the last, by `atom` in training. `mask_labels` sets the logits of classes that are not in a batch to
+0.
 
 Discloses: the trained weights of each device, to the server.
 """
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sizewise import rng
-from sizewise.errors import ConfigError, ModelError
+from sizewise.errors import ConfigError, NoChannelLeft
 from sizewise.fleet import Device, ratio_of
 from sizewise.method import Method
 from sizewise.plan import Piece, Plan, Stage, Update
@@ -68,8 +69,9 @@ class SplitMix(Method):
             atom: Width ratio of a base; default: the largest 1/n, n up to 16, that the smallest
                 budget can train, or the smallest that the model can be built at.
             assign: Whether a device trains as many bases as its bytes hold, or int(ratio / atom).
-            rescale_init: Draw weights as if layers had full width.
-            rescale_layer: Divide the outputs of convolutions by `atom` in training.
+            rescale_init: Draw weights and biases as if layers had full width.
+            rescale_layer: Divide the outputs of convolutions and hidden linear layers by `atom` in
+                training.
             mask_labels: Ignore classes that are not in a batch.
         """
 
@@ -86,6 +88,8 @@ class SplitMix(Method):
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         self.ignores_budgets = self.options.assign == "ratio"
+        if self.options.mask_labels:
+            task.has_classes("method.mask_labels")
         if task.model.weights is not None:
             raise ConfigError(
                 "splitmix trains several narrow networks, which cannot all start from "
@@ -103,10 +107,8 @@ class SplitMix(Method):
         for parts in range(1, LARGEST_DECK + 1):
             try:
                 peak = self.footprint(self.bases([0], 1 / parts), self.stages(0)[0]).peak
-            except ModelError:
-                if parts == 1:
-                    raise
-                return 1 / (parts - 1)  # Narrower, some layer would lose all its channels.
+            except NoChannelLeft:
+                return 1 / (parts - 1)
             if smallest is None or peak <= smallest:
                 break
         return 1 / parts
@@ -210,8 +212,13 @@ class SplitMix(Method):
 
 @torch.no_grad()
 def draw_as_if_wide(network: nn.Module, width: float) -> None:
-    """Draw all weights but the first layer's again, in the range they have at full width."""
+    """Draw weights and biases but the first layer's again, in the range they have at full width.
+
+    Biases that the model starts at 0 stay there.
+    """
     layers = [x for x in network.modules() if isinstance(x, _ConvNd | nn.Linear)]
     for layer in layers[1:]:
         bound = (width / layer.weight[0].numel()) ** 0.5
         layer.weight.uniform_(-bound, bound)
+        if layer.bias is not None and layer.bias.any():
+            layer.bias.uniform_(-bound, bound)

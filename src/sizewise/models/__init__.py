@@ -20,7 +20,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sizewise.errors import ConfigError, ModelError
+from sizewise.errors import ConfigError, ModelError, NoChannelLeft
 from sizewise.structure import nearest
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def build(
 
     Raises:
         ConfigError: No model has this name.
+        NoChannelLeft: The width leaves some layer without channels.
         ModelError: The model cannot be built like this, or does not give one output per class.
     """
     import torch
@@ -123,10 +124,16 @@ def build(
     except Exception as error:  # a factory of the user's may raise anything
         given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ModelError(f"the model {name!r} cannot be built with {given}: {reason}") from error
+        known = NoChannelLeft if isinstance(error, NoChannelLeft) else ModelError
+        raise known(f"the model {name!r} cannot be built with {given}: {reason}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"{name!r} gives a {type(model).__name__}; a factory returns a torch.nn.Module"
+        )
+    if width < 1 and not all(parameter.numel() for parameter in model.parameters()):
+        raise NoChannelLeft(
+            f"the model {name!r} has a layer without channels at width {width:.4g}; "
+            "use a larger width, or let its factory keep at least one"
         )
     if not check:
         return model
