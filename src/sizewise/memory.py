@@ -107,7 +107,7 @@ def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:
     try:
         key = _fingerprint((module, learning, *vars(spec).values()), {})
         known = _cache.get(key)
-    except TypeError:  # something in it cannot be compared with anything, so nothing is known
+    except Exception:  # something in it cannot be compared with anything, so nothing is known
         return _predict(module, learning, spec)
     if known is None:
         if len(_cache) >= _CACHE_SIZE:
