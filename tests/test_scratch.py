@@ -22,6 +22,7 @@ def _amd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that was measured, whatever this one is."""
     monkeypatch.setattr(scratch, "unknown_cpu", lambda: None)
     monkeypatch.setattr(scratch, "_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     memory._cache.clear()
 
 
@@ -51,13 +52,16 @@ def test_convolutions_by_hand(
 
 
 @pytest.mark.usefixtures("_amd")
-def test_products_pack_if_they_are_large() -> None:
+def test_products_pack_if_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     def needed(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> int:
         a, b = torch.empty(rows, 8, dtype=dtype), torch.empty(8, columns, dtype=dtype)
         return scratch.of("aten::mm", (a, b), a @ b)
 
     assert needed(192, 192) == 1_000_000
     assert needed(191, 192) == needed(192, 191) == needed(500, 500, torch.bfloat16) == 0
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    with pytest.raises(scratch.NotMeasured, match="a product of bfloat16"):
+        needed(500, 500, torch.bfloat16)
 
 
 @pytest.mark.usefixtures("_amd")
@@ -103,8 +107,8 @@ def test_a_cpu_that_was_not_measured_is_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Path]:
     """`benchmarks/memory.py`, and the heap counter."""
-    if scratch.unknown_cpu() or not shutil.which("gcc"):
-        pytest.skip("needs a CPU that was measured, and gcc")
+    if scratch.unknown_cpu() or scratch._vendor() != "AuthenticAMD" or not shutil.which("gcc"):
+        pytest.skip("needs gcc and a CPU like the one that was measured")
     spec = importlib.util.spec_from_file_location("memory_benchmark", BENCHMARKS / "memory.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,9 +1,10 @@
 """What CPU kernels take for themselves: scratch space while they run, code that they keep.
 
 Measured one kernel at a time below malloc (`benchmarks/heap.c`), on Linux, with torch 2.13 and one
-thread, on CPUs of Intel and AMD that have AVX-512. Others run other kernels: with AVX2 alone, a 3x3
-convolution on 2x2 maps takes four times its weights, and bfloat16 is computed in another way. So
-nothing is said about them, nor about kernels that were not measured.
+thread, on CPUs with AVX-512: all on one of AMD, convolutions in two dimensions and products on one
+of another make. Others run other kernels: with AVX2 alone, a 3x3 convolution on 2x2 maps takes four
+times its weights, and bfloat16 is computed in another way. So nothing is said about them, nor about
+kernels that were not measured.
 """
 
 import os
@@ -22,7 +23,6 @@ _PANELS = {"GenuineIntel": 5_000_000, "AuthenticAMD": 1_000_000}
 _PACKED = 192  # if the product has so many columns, and as many rows or a transposed factor
 _CHANNELS = 16  # oneDNN computes in blocks of so many channels
 _FEW = 8
-_TYPES = frozenset({torch.float32, torch.bfloat16})
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 _NOT_MEASURED = ("aten::_fft_", "aten::linalg_", "aten::_linalg_", "aten::_sparse_", "mkldnn::")
 
@@ -99,7 +99,7 @@ def kept(name: str, args: Any) -> int:
 def _checked(inputs: Tensor, weights: Tensor, transposed: bool) -> int:
     """Refuse convolutions that were not measured; return the bytes of a copy in order of others."""
     what = "a transposed convolution" if transposed else "a convolution"
-    if transposed or inputs.dtype not in _TYPES:
+    if transposed or not _measured(inputs.dtype):
         raise NotMeasured(f"{what} of {str(inputs.dtype).removeprefix('torch.')}")
     if inputs.is_contiguous() and weights.is_contiguous():
         return 0
@@ -111,8 +111,14 @@ def _checked(inputs: Tensor, weights: Tensor, transposed: bool) -> int:
     return _bytes(inputs)
 
 
+def _measured(dtype: torch.dtype) -> bool:
+    # AMX computes bfloat16 in its own way.
+    amx = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    return dtype in (torch.float32, torch.bfloat16) and not amx
+
+
 def _product(name: str, args: Any, out: Tensor) -> int:
-    if out.dtype not in _TYPES:
+    if not _measured(out.dtype):
         raise NotMeasured(f"a product of {str(out.dtype).removeprefix('torch.')}")
     rows, columns = out.shape[-2:]
     transposed = args[2 if "add" in name else 1].stride(-1) != 1
