@@ -64,6 +64,19 @@ def test_products_pack_if_they_are_large(monkeypatch: pytest.MonkeyPatch) -> Non
         needed(500, 500, torch.bfloat16)
 
 
+def test_an_lstm_by_hand() -> None:
+    steps, batch, size, units = 5, 3, 4, 6
+    weights = [torch.empty(4 * units, size), torch.empty(4 * units, units)]
+    inputs, out = torch.empty(steps, batch, size), torch.empty(steps, batch, units)
+    gates, both = 4 * 4 * steps * batch * units, 4 * 4 * units * (size + units)
+    args = (inputs, *weights, *[None] * 4, out)
+    assert scratch.of("aten::mkldnn_rnn_layer", args, (out,)) == gates + both
+    needed = scratch.of("aten::mkldnn_rnn_layer_backward", args, None)
+    assert needed == gates + 2 * both + 4 * steps * batch * units
+    with pytest.raises(scratch.NotMeasured, match="an LSTM of bfloat16"):
+        scratch.of("aten::mkldnn_rnn_layer", (inputs.bfloat16(), *weights), (out,))
+
+
 @pytest.mark.usefixtures("_amd")
 @pytest.mark.parametrize(
     ("layer", "shape", "reason"),

@@ -78,6 +78,8 @@ def of(name: str, args: Any, out: Any) -> int:
         return max(maps, (4 if beyond else 1) * _bytes(weights)) + copied
     if name in _PRODUCTS:
         return _product(name, args, out)
+    if name.startswith("aten::mkldnn_rnn_layer") and args[0].dtype != torch.float32:
+        raise NotMeasured(f"an LSTM of {str(args[0].dtype).removeprefix('torch.')}")
     if name == "aten::mkldnn_rnn_layer":
         return 4 * _bytes(out[0]) + sum(map(_bytes, args[1:3]))
     if name == "aten::mkldnn_rnn_layer_backward":
