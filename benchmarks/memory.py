@@ -363,7 +363,7 @@ scratch space and compiled kernels measured one kernel at a time, which met them
 16 unseen ones, missed one: `vit` at half width, 12.1 % too high, because every large matrix product
 was charged MKL's packed panels. Measured product by product, MKL packs only when the result has 192
 columns or more, and as many rows or a transposed factor. With that rule fixed, those 46 cases are
-all known; the second table was written down then and measured once.
+all known; the unseen ones were written down then and measured once.
 
 LSTMs, 3-D convolutions, small maps and bfloat16 came later, kernel by kernel as well: when a
 bfloat16 convolution goes backward its weights are there twice, and of each product of bfloat16
