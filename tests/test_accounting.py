@@ -60,9 +60,72 @@ def test_hooks_counts_the_sum_at_a_shortcut(preresnet20):
         for name, p in preresnet20.named_parameters()
         if name.startswith(("blocks.8", "head"))
     )
-    maps = 7 + 2  # norm, ReLU, conv, norm, ReLU, conv, sum; then the head's norm and ReLU
-    outputs = 32 * (maps * 64 * 8 * 8 + 64 + 10)
+    # Norm, ReLU, conv, norm, ReLU, conv, sum; then the head's norm and ReLU. The shortcut hands on
+    # what frozen blocks computed, which has no gradient.
+    maps = 7 + 2
+    outputs = 32 * (maps * 64 * 8 * 8 + 2 * 64 + 10)  # pooled, and flattened
     assert last == 4 * (outputs + parameters + learning)
+    # With one more block, the last one has a shortcut that has one.
+    more = hooks(preresnet20, IMAGES, ["blocks.7", "blocks.8", "head"])
+    block = sum(p.numel() for p in preresnet20.get_submodule("blocks.7").parameters())
+    assert more - last == 4 * (32 * 8 * 64 * 8 * 8 + block)
+
+
+@pytest.mark.parametrize(("width", "limit"), [(0.125, 0.0120), (0.25, 0.0242), (0.5, 0.0486)])
+def test_hooks_gives_the_budgets_of_slt(width, limit):
+    model = models.build("resnet20", classes=10, image=(3, 32, 32), width=width)
+    assert round(hooks(model, IMAGES) / 10**9, 4) == limit
+
+
+class Add(nn.Module):
+    def forward(self, a, b):
+        return a + b
+
+
+class Cat(nn.Module):
+    def forward(self, a, b):
+        return torch.cat([a, b], 1)
+
+
+class First(nn.Module):
+    """A shortcut: the first channels of a tensor, as many as another one has."""
+
+    def forward(self, x, other):
+        return x[:, : other.shape[1]]
+
+
+class Modules(nn.Module):
+    """Everything that happens is a module, as in SLT's public code."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 3), nn.Conv2d(8, inner, 3, padding=1)
+        self.norm, self.relu, self.add = nn.BatchNorm2d(inner), nn.ReLU(), Add()
+        self.shortcut, self.cat, self.pool = First(), Cat(), nn.AvgPool2d(2)
+        self.flatten, self.linear = nn.Flatten(), nn.Linear(9 * (inner + 8), 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.norm(self.conv(x))
+        y = self.relu(self.add(y, self.shortcut(x, y)))
+        return self.linear(self.flatten(self.pool(self.cat(y, x))))
+
+
+@pytest.mark.parametrize("inner", [8, 5])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_hooks_is_what_hooks_on_modules_see(inner, frozen):
+    model, inputs = Modules(inner), torch.zeros(2, 3, 8, 8)
+    model.stem.requires_grad_(not frozen)
+    expected = hooks(model, inputs)
+    seen = []
+    for layer in model.children():
+        layer.register_forward_hook(
+            lambda _, __, out: seen.append(4 * out.numel() if out.requires_grad else 0)
+        )
+    model(inputs)
+    assert len(seen) == 10
+    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert expected == sum(seen) + 4 * (sum(p.numel() for p in model.parameters()) + learning)
 
 
 def test_slt_activations_dominate_and_width_is_nearly_linear():

@@ -71,6 +71,23 @@ def test_results_are_those_of_the_real_operation(
     hollow._results.cache_clear()
 
 
+def test_a_norm_of_mixed_types_is_asked_itself_however_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Fake tensors give its statistics the type of the input, the kernel that of the weights.
+    hollow._results.cache_clear()
+    monkeypatch.setattr(hollow, "SMALL", 0)
+    images, weights = torch.rand(4, 6, 8, 8).bfloat16(), torch.rand(6)
+    norm = torch.ops.aten.native_batch_norm
+    tail = (None, None, True, 0.1, 1e-5)
+    expected = [out.dtype for out in norm(images, weights, weights, *tail)]
+    with HollowMode():
+        empty = emptied(images), emptied(weights), emptied(weights)
+        assert [out.dtype for out in norm(*empty, *tail)] == expected
+    assert expected == [torch.bfloat16, torch.float32, torch.float32]
+    hollow._results.cache_clear()
+
+
 def test_gradients_arrive() -> None:
     model = models.build("preresnet8", classes=3, image=(1, 8, 8))
     twin = remade(model, emptied)

@@ -1,9 +1,13 @@
 """Copies of modules have the same structure, and tensors of another kind."""
 
+import threading
+
+import pytest
 import torch
 from torch import nn
 
-from sizewise.remaking import clone, remade
+from sizewise.errors import ModelError
+from sizewise.remaking import clone, plain_tensors, remade
 
 
 def test_a_copy_is_a_copy() -> None:
@@ -36,3 +40,34 @@ def test_a_module_that_copies_itself_is_asked_to() -> None:
 
     twin = remade(nn.Sequential(nn.Linear(1, 1), Own()), clone)
     assert twin[1].copied  # type: ignore[index]
+
+
+class Box:
+    """Not a container that anybody knows."""
+
+
+def test_what_a_forward_pass_left_behind_is_copied_without_its_history() -> None:
+    model = nn.Linear(2, 2)
+    result = model(torch.ones(1, 2))
+    box, itself = Box(), [result]
+    itself.append(itself)  # type: ignore[arg-type]
+    box.result = result  # type: ignore[attr-defined]
+    model.direct, model.listed, model.boxed = result, (itself, {"key": result}), box
+    model.hidden = [nn.Parameter(torch.ones(3))]  # type: ignore[assignment]
+    assert [len(tensor) for tensor in plain_tensors(model)] == [1, 1, 1, 3]
+    twin = remade(model, clone)
+    assert twin.direct.grad_fn is None  # type: ignore[union-attr]
+    assert twin.direct is twin.listed[0][0] is twin.listed[1]["key"] is twin.boxed.result  # type: ignore[index, union-attr]
+    assert twin.listed[0][1] is twin.listed[0]  # type: ignore[index]
+    assert twin.direct is not result
+    assert torch.equal(twin.direct, result)  # type: ignore[arg-type]
+    assert isinstance(twin.hidden[0], nn.Parameter)  # type: ignore[index]
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model[1].lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(
+        ModelError, match=r"Sequential cannot be copied: layer '1', a Linear: .*lock"
+    ):
+        remade(model, clone)

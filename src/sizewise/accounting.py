@@ -12,7 +12,9 @@ neither is what a device needs; for that, see `memory.predict`.
 * `hooks` is that of SLT (Pfeiffer, Khalili, Henkel: "Aggregating Capacity in FL through Successive
   Layer Training for Computationally-Constrained Devices", https://arxiv.org/abs/2305.17005): the
   output gradient of every layer that takes part in the backward pass, all parameters, and those
-  that learn once more.
+  that learn once more. Layers are what its public code writes as modules: also sums,
+  concatenations, the flattening before the classifier, and shortcuts, even those that only hand a
+  tensor on. So do the budgets of its ResNet-20 come out: 0.0120, 0.0242 and 0.0486 GB.
 """
 
 import copy
@@ -33,7 +35,13 @@ _LAYERS = frozenset(
     {"conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "embedding"}
     | _CLASSIFIER
 )
-_OPERATIONS = _LAYERS | {"relu", "gelu", "add", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d"}
+_SUMS = frozenset({"add", "add_"})
+_OPERATIONS = (
+    _LAYERS
+    | _SUMS
+    | {"relu", "gelu", "cat", "concat", "flatten"}
+    | {"avg_pool2d", "max_pool2d", "adaptive_avg_pool2d"}
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def hooks(module: nn.Module, inputs: Tensor, trainable: Collection[str] | None =
     module = copy.deepcopy(module).to("meta")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in learning)
-    with _Outputs(_OPERATIONS) as outputs:
+    with _OutputsAndShortcuts(_OPERATIONS) as outputs:
         module(inputs.to("meta"))
     activations = sum(_bytes(tensor) for tensor in outputs.seen if tensor.requires_grad)
     loaded = sum(map(_bytes, module.parameters()))
@@ -139,6 +147,36 @@ class _Outputs(TorchFunctionMode):
         if getattr(func, "__name__", "") in self.names:
             self.seen.append(out)
         return out
+
+
+class _OutputsAndShortcuts(_Outputs):
+    """Also collects the terms of sums that are handed on: something else has read them before."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(names)
+        # By their storages, as a term may be cut to fewer channels; held, as numbers are reused.
+        self._read: dict[int, Tensor] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        name = getattr(func, "__name__", "")
+        if name in self.names:
+            given = {_storage(tensor): tensor for tensor in args if isinstance(tensor, Tensor)}
+            if name in _SUMS:
+                self.seen += [given[number] for number in given.keys() & self._read.keys()]
+            self._read |= given
+            self._read.pop(_storage(out), None)  # Changed in place, it is another tensor.
+        return out
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _bytes(tensor: Tensor) -> int:

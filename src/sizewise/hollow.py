@@ -22,7 +22,10 @@ from torch import Tensor
 from sizewise.dispatch import DispatchMode
 
 SMALL = 8_000_000
-"""Bytes of an operation's inputs up to which the real kernel is asked what it returns."""
+"""Bytes of an operation's inputs up to which the real kernel is asked what it returns.
+
+If their types differ, it is asked in any case.
+"""
 
 
 class NoData(RuntimeError):
@@ -208,8 +211,10 @@ def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...]) -> _Re
         raise NoData(f"{func} looks beyond its tensor")
     if func.is_view:
         return _observe(func, args, dict(kwargs), torch.device("meta"))
-    size = sum(map(_bytes, _specs([*args, *(value for _, value in kwargs)])))
-    if size <= SMALL:
+    specs = list(_specs([*args, *(value for _, value in kwargs)]))
+    # A norm of bfloat16 with weights of float32 has statistics of a type that only it knows.
+    mixed = len({spec.dtype for spec in specs if spec.dtype.is_floating_point}) > 1
+    if mixed or sum(map(_bytes, specs)) <= SMALL:
         return _observe(func, args, dict(kwargs), _CPU)
     from torch._subclasses.fake_tensor import FakeTensorMode
 

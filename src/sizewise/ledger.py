@@ -3,24 +3,18 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sizewise import flops
+from sizewise import flops, scratch
 from sizewise.hollow import follow, room_of
 from sizewise.meter import Meter, Trackable, tensors_of
 
 PROCESS_BASE = 1_000_000
 """Bytes of a process besides tensors and kernels: autograd's nodes, Python objects."""
-
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
-_PANELS = 5_000_000  # MKL packs the matrices of a product into panels of about this size,
-_PACKED = 192  # if the product has so many columns, and as many rows or a transposed factor
-_COMPILED = 65_000  # what oneDNN keeps of each convolution that it compiles
-_CHANNELS = 16  # oneDNN computes in blocks of so many channels
 
 
 @dataclass(frozen=True)
@@ -35,9 +29,11 @@ class Footprint:
         activations: What the forward pass keeps for the backward pass.
         workspace: Temporaries.
         peak: The sum.
-        process: An estimate of what a CPU process needs: tensors and the scratch space of the
-            kernel at work when both together are most, compiled kernels, and `PROCESS_BASE`. MKL
-            must give its buffers back for it: start the process with MKL_DISABLE_FAST_MM=1.
+        process: An estimate of what a process needs on this CPU: tensors and the scratch space of
+            the kernel at work when both together are most, compiled kernels, and `PROCESS_BASE`.
+            MKL must give its buffers back for it: start the process with MKL_DISABLE_FAST_MM=1.
+            None if it is not known (see `scratch`).
+        not_known_for: What it is not known for: a kind of layer, or the CPU.
     """
 
     parameters: int
@@ -47,7 +43,11 @@ class Footprint:
     activations: int
     workspace: int
     peak: int
-    process: int
+    process: int | None
+    not_known_for: str | None = None
+
+
+_PARTS = ("parameters", "batch", "gradients", "optimizer_state", "activations", "workspace")
 
 
 @dataclass
@@ -76,7 +76,8 @@ class Ledger(Meter):
         self._peak_moment = 0
         self._backward = -1
         self._with_scratch = 0
-        self._compiled: set[object] = set()
+        self._not_known_for = scratch.unknown_cpu()
+        self._compiled: dict[object, int] = {}
 
     def record(self, label: str, things: Trackable) -> None:
         """Say what tensors are for."""
@@ -93,10 +94,12 @@ class Ledger(Meter):
             parts = max(parts, then, key=Counter.total)
         parts["optimizer_state"] = state
         peak = parts.total()
-        parts["peak"] = peak
-        standing = PROCESS_BASE + _COMPILED * len(self._compiled)
-        parts["process"] = max(peak, self._with_scratch + state) + standing
-        return Footprint(**{field.name: parts[field.name] for field in fields(Footprint)})
+        process = None
+        if self._not_known_for is None:
+            process = max(peak, self._with_scratch + state) + PROCESS_BASE
+            process += sum(self._compiled.values())
+        named = {part: parts[part] for part in _PARTS}
+        return Footprint(**named, peak=peak, process=process, not_known_for=self._not_known_for)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Label what is alive when a backward pass begins, then count as usual."""
@@ -108,16 +111,24 @@ class Ledger(Meter):
                     life.label = "activations"
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self.flops += flops.of(func, args, out)
-        name = func._schema.name
-        self._with_scratch = max(self._with_scratch, self.live + _scratch(name, args, out))
-        if name.startswith("aten::convolution"):
-            shapes = (arg.shape if isinstance(arg, Tensor) else str(arg) for arg in args)
-            self._compiled.add((name, *shapes))
+        self._add_scratch(func._schema.name, args, out)
         return out
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # As in a HollowMode, without the way through one more mode.
         return follow(func, args, kwargs)
+
+    def _add_scratch(self, name: str, args: Sequence[Any], out: Any) -> None:
+        if self._not_known_for is None:
+            try:
+                needed = self.live + scratch.of(name, args, out)
+                self._with_scratch = max(self._with_scratch, needed)
+            except scratch.NotMeasured as reason:
+                self._not_known_for = str(reason)
+        kept = scratch.kept(name, args)
+        if kept:
+            shapes = (arg.shape if isinstance(arg, Tensor) else str(arg) for arg in args)
+            self._compiled[(name, *shapes)] = kept
 
     def _explain(self, moment: int) -> Counter[str]:
         parts: Counter[str] = Counter()
@@ -141,31 +152,3 @@ class Ledger(Meter):
         super()._forget(key)
         self.clock += 1
         self._alive.pop(key).died = self.clock
-
-
-def _scratch(name: str, args: Any, out: Any) -> int:
-    """Return the bytes that a CPU kernel takes for itself while it runs.
-
-    Measured one kernel at a time. oneDNN copies what a convolution reads or writes into a layout of
-    its own: forward the larger of input and output, and the weights; backward both, or the weights.
-    """
-    if name == "aten::convolution":
-        inputs, weights = args[:2]
-        return max(_blocked(inputs), _blocked(out)) + _bytes(weights)
-    if name == "aten::convolution_backward":
-        gradient, inputs, weights = args[:3]
-        return max(_blocked(gradient) + _blocked(inputs), _bytes(weights))
-    if name in _PRODUCTS:
-        rows, columns = out.shape[-2:]
-        transposed = args[2 if "add" in name else 1].stride(-1) != 1
-        return _PANELS if columns >= _PACKED and (rows >= _PACKED or transposed) else 0
-    return 0
-
-
-def _blocked(tensor: Tensor) -> int:
-    channels = tensor.shape[1]
-    return _bytes(tensor) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

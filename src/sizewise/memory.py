@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from sizewise.culprit import blame
 from sizewise.errors import ModelError
 from sizewise.hollow import HollowMode, emptied
 from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget
 from sizewise.optimizers import Optimizer, Sgd
-from sizewise.remaking import as_parameter, remade
+from sizewise.remaking import as_parameter, plain_tensors, remade
 from sizewise.step import rest, training_step
 
 __all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
@@ -86,16 +87,27 @@ def cost(
         training: False gives a forward pass in evaluation mode, without gradients.
 
     Raises:
-        ModelError: Nothing is trainable, or a prefix names no parameter.
+        ModelError: Nothing is trainable, a prefix names no parameter, or the module cannot take a
+            step, whatever it is that goes wrong in it.
     """
-    if targets is None:
-        targets = torch.empty(len(inputs), dtype=torch.int64, device="meta")
-    spec = _Spec((inputs, targets), optimizer, step, anchored, training)
-    learning = learning_names(module, trainable) if training else frozenset()
+    try:
+        if targets is None:
+            targets = torch.empty(len(inputs), dtype=torch.int64, device="meta")
+        spec = _Spec((inputs, targets), optimizer, step, anchored, training)
+        learning = learning_names(module, trainable) if training else frozenset()
+        return _known(module, learning, spec)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _refusal(module, blame(error, module)) from error
+
+
+def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:
+    """Return what a step takes, if it is known; else find out."""
     try:
         key = _fingerprint((module, learning, *vars(spec).values()), {})
         known = _cache.get(key)
-    except TypeError:  # something in it cannot be compared with anything, so nothing is known
+    except Exception:  # something in it cannot be compared with anything, so nothing is known
         return _predict(module, learning, spec)
     if known is None:
         if len(_cache) >= _CACHE_SIZE:
@@ -175,14 +187,18 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
         # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
         if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
             try:
-                return _simulate(module, learning, spec, emptied)
+                return _simulate(remade(module, emptied), learning, spec, emptied)
             except Exception:  # noqa: S110
                 pass  # it looks at its data; or it cannot run at all, and will say so again now
+        twin = remade(module, _same_data)
         try:
-            return _simulate(module, learning, spec, _same_data)
+            return _simulate(twin, learning, spec, _same_data)
         except Exception as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ModelError(f"{type(module).__name__} cannot take a step: {reason}") from error
+            raise _refusal(module, blame(error, module, twin)) from error
+
+
+def _refusal(module: nn.Module, reason: str) -> ModelError:
+    return ModelError(f"{type(module).__name__} cannot take a step: {reason}")
 
 
 def _same_data(tensor: Tensor) -> Tensor:
@@ -190,20 +206,43 @@ def _same_data(tensor: Tensor) -> Tensor:
 
 
 def _simulate(
-    module: nn.Module,
+    twin: nn.Module,
     learning: frozenset[str],
     spec: _Spec,
     same: Callable[[Tensor], Tensor],
 ) -> Cost:
-    """Run one step on a copy of the module made of tensors of another kind, and account for it."""
+    """Run a step on a copy of the module made of tensors of another kind, and account for it."""
     batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
-    twin = remade(module, same).train(spec.training)
+    twin.train(spec.training)
     for name, parameter in twin.named_parameters():
         parameter.requires_grad_(name in learning)
     rest(twin)
+    before = list(plain_tensors(twin))
+    found = _step(twin, batch, spec, same, [])
+    known = {id(tensor) for tensor in before}
+    kept = [tensor for tensor in plain_tensors(twin) if id(tensor) not in known]
+    if not kept:
+        return found
+    # It keeps what it computed, up to and during the next step: only that one is like all others.
+    del before, known
+    for parameter in twin.parameters():
+        parameter.grad = None
+    return _step(twin, batch, spec, same, kept)
+
+
+def _step(
+    twin: nn.Module,
+    batch: tuple[Any, Any],
+    spec: _Spec,
+    same: Callable[[Tensor], Tensor],
+    kept: list[Tensor],
+) -> Cost:
+    """Run a step; `kept` is what the step before left in the module, and is used up."""
     ledger = Ledger()
     ledger.record("parameters", twin)
     ledger.record("batch", batch)
+    ledger.record("activations", kept)
+    kept.clear()
     if not spec.training:
         with ledger, torch.no_grad():
             twin(batch[0])

@@ -2,11 +2,15 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from sizewise.culprit import blame
+from sizewise.errors import ModelError
 from sizewise.hollow import Hollow
 
 
@@ -16,11 +20,33 @@ def clone(tensor: Tensor) -> Tensor:
 
 
 def remade(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a copy of a module whose tensors are made from those of the module, one by one."""
-    constants = (*module.buffers(), *plain_tensors(module))
-    memo: dict[int, Any] = {id(tensor): make(tensor) for tensor in constants}
-    for parameter in module.parameters():
-        memo[id(parameter)] = as_parameter(make(parameter), parameter.requires_grad)
+    """Return a copy of a module whose tensors are made from those of the module, one by one.
+
+    What an earlier forward pass left behind is copied like everything else, without its history.
+
+    Raises:
+        ModelError: Something in it cannot be copied.
+    """
+    own = (*module.buffers(), *plain_tensors(module), *module.parameters())
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in own}
+    for number, tensor in memo.items():
+        made = make(tensor)
+        learns = tensor.requires_grad
+        memo[number] = as_parameter(made, learns) if isinstance(tensor, nn.Parameter) else made
+    try:
+        # Without gradients, as a scripted module copies itself, and the copying would be history.
+        with torch.no_grad(), _Remaking(make):
+            twin = _copy(module, memo)
+    except Exception as error:
+        reason = blame(error, module)
+        raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error
+    learning = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(learning.get(name, parameter.requires_grad))
+    return twin
+
+
+def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     layers = list(module.modules())
     if not any(hasattr(layer, "__deepcopy__") for layer in layers):
         # The same as `deepcopy` would do, which spends most of its time on empty tables of hooks.
@@ -28,6 +54,28 @@ def remade(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
         for layer in layers:
             vars(memo[id(layer)]).update({k: _copied(v, memo) for k, v in vars(layer).items()})
     return copy.deepcopy(module, memo)
+
+
+class _Remaking(TorchFunctionMode):
+    """Makes the tensors that `deepcopy` finds; alone, it refuses those that have a history."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self.make(tensor)
+        return memo[id(tensor)]
 
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
@@ -57,6 +105,26 @@ def as_parameter(tensor: Tensor, learns: bool = True) -> nn.Parameter:
 
 
 def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield tensors that a module holds as plain attributes, neither parameter nor buffer."""
+    """Yield tensors that a module holds as plain attributes, neither parameter nor buffer.
+
+    They may be in lists, tuples and dictionaries.
+    """
     for layer in module.modules():
-        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, _CONTAINERS) and value and name not in _OWN:
+                yield from _held(value, set())
+
+
+_CONTAINERS = (list, tuple, dict)
+_OWN = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, _CONTAINERS) and id(value) not in seen:
+        seen.add(id(value))  # A container may hold itself.
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _held(item, seen)

@@ -73,7 +73,11 @@ def test_15_tables_have_the_published_steps(ratio: float) -> None:
     assert widths[0] <= widths[1]
     assert widths == sorted(widths)
     assert widths[-1] == 1
-    assert widths[1:] == pytest.approx(shipped, abs=0.08)
+    # The shipped ones are rounded by hand: they take 74 to 101 % of the budget.
+    assert widths[1:] == pytest.approx(shipped, abs=0.13)
+    budget = published(ratio).counted(ratio)
+    for step, width in enumerate(shipped, 1):
+        assert published(ratio).bytes_of(step, step - 1, width) < 1.02 * budget
 
 
 def test_16_configurations_fit_the_papers_accounting() -> None:
@@ -91,6 +95,15 @@ def test_switch_points_grow_with_the_parameters_that_are_added() -> None:
     ends = method.ends()
     assert ends == sorted(ends)
     assert ends[1:] == pytest.approx(ENDS, rel=0.06)
+
+
+def test_switch_points_of_the_public_code() -> None:
+    task = published(0.25).task
+    method = SLT(task, SLT.Options(assign="ratio", rounds="params_trainable"))
+    shipped = (0.185, 0.19, 0.19, 0.25, 0.25, 0.35, 0.35, 0.5, 0.5, 0.7, 0.8, 1.0)
+    method.table = [shipped[0], *shipped]
+    # What it logs when it is run on its own table for 2,500 rounds.
+    assert method.ends()[:5] == [462, 484, 516, 548, 600]
 
 
 @pytest.mark.parametrize("rule", ["params_added", "params_trainable", "equal"])
@@ -330,9 +343,10 @@ class Reference:
                 names = f"{block}.projection.conv", f"{block}.projection.norm"
                 shortcut = convolve(x, *names, stride)
             else:
-                shortcut = x[:, : residual.shape[1]]  # The first channels, where it is wider.
+                # The first channels, where it is wider. A shortcut counts like a layer.
+                shortcut = note(x[:, : residual.shape[1]])
             x = note(F.relu(note(residual + shortcut)))
-        x = note(F.avg_pool2d(x, (4, 2))).flatten(1)
+        x = note(note(F.avg_pool2d(x, (4, 2))).flatten(1))
         return [*seen, F.linear(x, w["head.linear.weight"], w["head.linear.bias"])]
 
     @cache  # noqa: B019

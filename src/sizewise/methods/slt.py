@@ -108,8 +108,8 @@ class SLT(Stepwise):
             return choices[fitting - 1]
         if self.options.assign == "bytes":
             return 0.0
-        # The paper's tables exceed its own accounting where not even one channel fits. The last
-        # step has no head that could be narrow.
+        # By ratio nobody is refused: where not even one channel fits, the budget is exceeded. The
+        # last step has no head that could be narrow.
         return most if step == self.layers else choices[0]
 
     def _frozen(self, step: int) -> int:
