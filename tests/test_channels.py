@@ -289,3 +289,26 @@ def test_mask_refuses_what_does_not_fit() -> None:
     with pytest.raises(ModelError, match="channels 0 to 3"):
         channels.mask({"0.weight:0": torch.tensor([4])})
     assert channels.mask({"0.weight:0": torch.tensor([0, 2])}).tolist() == [1, 0, 1, 0, 1]
+
+
+# ---- how much is cut
+
+
+def test_cut_share_counts_parameters_that_shrink() -> None:
+    # Weights 6x4 and 4x3 and the first bias lie in the hidden layer; the last bias (3) does not.
+    channels = trace(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), VECTOR)
+    assert channels.cut_share == (24 + 4 + 4 + 4 + 12) / (24 + 4 + 4 + 4 + 12 + 3)
+    whole = trace(nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1), nn.Linear(4, 3)), VECTOR)
+    assert whole.cut_share == 0
+
+
+def test_cut_share_counts_tied_tensors_once() -> None:
+    model = Encoder()
+    channels = trace(model, torch.empty(2, 7, dtype=torch.long))
+    whole = model.head.bias.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert channels.cut_share == (total - whole) / total
+
+
+def test_cut_share_of_a_model_without_parameters_is_zero() -> None:
+    assert trace(nn.Flatten(), VECTOR).cut_share == 0

@@ -16,6 +16,7 @@ without a rule reads: `Channels.notes` names these. A dimension that is split in
 inside every head, the same entries in all, so the number of heads stays.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
@@ -104,6 +105,7 @@ class Channels:
         tensors: For every parameter and buffer, the id of the channel that each coordinate of each
             dimension belongs to. Ids count through the groups in order; `WHOLE` is never cut.
         saved: Names of the tensors in the model's `state_dict`, in its order.
+        parameters: Names of the parameters, each tensor once.
         inputs: Meta tensors of the shapes that were traced.
         steps: Results of the operations that compute something, in order.
         loose: Whether residual streams may become narrower on the way.
@@ -112,10 +114,21 @@ class Channels:
     groups: tuple[Group, ...]
     notes: tuple[str, ...]
     tensors: Mapping[str, tuple[Array, ...]]
-    saved: tuple[str, ...]
-    inputs: tuple[Tensor, ...]
     steps: tuple[Step, ...]
+    saved: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
     loose: bool = False
+
+    @property
+    def cut_share(self) -> float:
+        """The share (0 to 1) of the parameters' entries that shrink with the width."""
+        entries = whole = 0
+        for name in self.parameters:
+            dims = self.tensors[name]
+            entries += math.prod(len(ids) for ids in dims)
+            whole += math.prod(int((ids == WHOLE).sum()) for ids in dims)
+        return (entries - whole) / entries if entries else 0.0
 
     def layer(self, name: str) -> int | None:
         """Return the last group that a tensor's first cut dimension has room for; None: none."""
@@ -198,8 +211,14 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         # Layers follow each other as they run, whatever the order of their definition.
         order = {key: number for number, key in enumerate(tracer.used)}
         named = dict(sorted(named.items(), key=lambda item: order.get(id(item[1]), len(order))))
-    found = _collect(labels, named, tuple(model.state_dict()), inputs, tracer.steps)
-    return replace(found, loose=loose)
+    found = _collect(labels, named, tracer.steps)
+    return replace(
+        found,
+        saved=tuple(model.state_dict()),
+        parameters=tuple(name for name, _ in model.named_parameters()),
+        inputs=inputs,
+        loose=loose,
+    )
 
 
 def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
@@ -281,8 +300,6 @@ class _Tracer(DispatchMode):
 def _collect(
     labels: Labels,
     named: Mapping[str, Tensor],
-    saved: tuple[str, ...],
-    inputs: tuple[Tensor, ...],
     steps: list[tuple[Step, list[Array]]],
 ) -> Channels:
     """Number the channels group by group and write every tensor's dimensions in these numbers."""
@@ -319,8 +336,6 @@ def _collect(
         groups=tuple(groups),
         notes=tuple(labels.notes),
         tensors={name: tuple(lookup[found] for found in dims) for name, dims in roots.items()},
-        saved=saved,
-        inputs=inputs,
         steps=tuple(
             replace(
                 step,
