@@ -196,12 +196,14 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     try:
         if _differs(tracers[False], paths, partial(watch, True)):
             tracers[True] = Tracer(labels, double, paths, loose)
-            _follow(tracers[True], labels, partial(watch, True))
+            _follow(tracers[True], labels, partial(watch, True), tracers[False].results)
     except ModelError as error:
         # It may need data there, to drop layers at random say. `verify` runs it with data.
         labels.notes.place = "", type(model).__name__
         why = reason(error.__cause__ or error)
-        labels.notes.add(f"is traced in eval mode only; in training it needs data ({why})")
+        labels.notes.add(
+            f"is traced in eval mode only; its training pass does not run without data ({why})"
+        )
     used = {key: None for tracer in tracers.values() for key in tracer.used}
     _leave_out(labels, double, used)
     labels.resolve()
@@ -243,13 +245,21 @@ def _outputs(
     return outputs
 
 
-def _follow(tracer: Tracer, labels: Labels, watched: _Watched) -> None:
-    """Label all that a model computes, and fix what it returns."""
+def _follow(
+    tracer: Tracer, labels: Labels, watched: _Watched, known: Sequence[Result] = ()
+) -> None:
+    """Label all that a model computes, and fix what it returns.
+
+    Logits are whole anyway, but features that were computed before, and not returned, are not.
+    """
     tracer.outputs = watched(tracer)
+    labels.notes.place = "", "what the forward returns in training"
     for tensor in tracer.outputs:
         tracer.forget(tensor)
         for factor in labels.of(tensor):
-            labels.fix(factor)
+            free = np.setdiff1d(labels.find(factor), FIXED)
+            before = (labels.find(other) for result in known for other in result.factors)
+            labels.fix(factor, "stays whole" if any(np.isin(free, b).any() for b in before) else "")
 
 
 def _differs(tracer: Tracer, paths: Paths, watched: _Watched) -> bool:
