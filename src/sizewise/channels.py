@@ -167,6 +167,8 @@ class Channels:
 def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     """Find out which dimensions of a model's tensors hang together.
 
+    Both modes are traced, so that what runs in training only is understood as well.
+
     Args:
         model: Any module; it is left as it was.
         inputs: What its forward takes, such as images (B, C, H, W). Only shapes and types matter,
@@ -174,8 +176,6 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         loose: Let a residual stream become narrower from block to block: what a block adds to the
             stream is then a group of its own, and the sum has its channels; a model that is cut so
             drops the others from the shortcut.
-
-    Both modes are traced, so that what runs in training only is understood as well.
 
     Raises:
         ModelError: The model cannot be copied, or cannot run on such inputs without data.
@@ -187,23 +187,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     for tensor in {id(t): t for t in named.values()}.values():
         if tensor.is_floating_point():
             labels.add(tensor)
-    for tensor in inputs:
-        labels.set_from_inputs(tensor)
-    paths = Paths(double)
-    watch = partial(_outputs, double, paths, inputs)
-    tracers = {False: Tracer(labels, double, paths, loose)}
-    _follow(tracers[False], labels, partial(watch, False))
-    try:
-        if _differs(tracers[False], paths, partial(watch, True)):
-            tracers[True] = Tracer(labels, double, paths, loose)
-            _follow(tracers[True], labels, partial(watch, True), tracers[False].results)
-    except ModelError as error:
-        # It may need data there, to drop layers at random say. `verify` runs it with data.
-        labels.notes.place = "", type(model).__name__
-        why = reason(error.__cause__ or error)
-        labels.notes.add(
-            f"is traced in eval mode only; its training pass does not run without data ({why})"
-        )
+    tracers = _both_modes(double, labels, inputs, loose)
     used = {key: None for tracer in tracers.values() for key in tracer.used}
     _leave_out(labels, double, used)
     labels.resolve()
@@ -220,6 +204,30 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         broadcasts=frozenset[str]().union(*(tracer.broadcasts for tracer in tracers.values())),
         loose=loose,
     )
+
+
+def _both_modes(
+    double: nn.Module, labels: Labels, inputs: Sequence[Tensor], loose: bool
+) -> dict[bool, Tracer]:
+    """Trace a model in eval mode (key False), and in training mode (True) if it differs there."""
+    for tensor in inputs:
+        labels.set_from_inputs(tensor)
+    paths = Paths(double)
+    watch = partial(_outputs, double, paths, inputs)
+    tracers = {False: Tracer(labels, double, paths, loose)}
+    _follow(tracers[False], labels, partial(watch, False))
+    try:
+        if _differs(tracers[False], paths, partial(watch, True)):
+            tracers[True] = Tracer(labels, double, paths, loose)
+            _follow(tracers[True], labels, partial(watch, True), tracers[False].results)
+    except ModelError as error:
+        # It may need data there, to drop layers at random say. `verify` runs it with data.
+        labels.notes.place = "", type(double).__name__
+        why = reason(error.__cause__ or error)
+        labels.notes.add(
+            f"is traced in eval mode only; its training pass does not run without data ({why})"
+        )
+    return tracers
 
 
 _Watched = Callable[[DispatchMode], list[Tensor]]

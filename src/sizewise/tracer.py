@@ -113,7 +113,7 @@ class Tracer(DispatchMode):
 
     def _drops(self, terms: list[Tensor], out: Tensor) -> bool:
         """Tell whether a sum is of a stream that others have read, a shortcut, and of its block."""
-        if len(terms) != 2:
+        if len(terms) != 2 or not out.ndim:
             return False
         dim = channel_dim(out.ndim)
         if terms[0].ndim == terms[1].ndim and 1 in {t.shape[dim] for t in terms} != {1}:
