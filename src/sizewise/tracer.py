@@ -91,7 +91,8 @@ class Tracer(DispatchMode):
     ) -> None:
         labels, name = self._labels, operation(func)
         labels.notes.place = name, self._paths.current
-        labels.layer = self._modules.get(self._paths.current)
+        labels.layer = layer = self._modules[self._paths.current]
+        labels.notes.in_layer = next(layer.children(), None) is None
         before = len(labels.notes.made)
         loud = {id(tensor) for tensor in read if labels.loud(tensor)}
         if drops:
