@@ -144,9 +144,8 @@ def test_odd_model() -> None:
         "decode.weight:0": 8,  # 32 outputs, as images of 2 by 2.
         "draw.weight:1": 6,
     }
-    assert channels.notes == tuple(
-        f"unused.{name} takes no part in the forward pass; it stays whole"
-        for name in ("weight", "bias")
+    assert channels.notes == (
+        "unused.weight takes no part in the forward pass; it stays whole (also unused.bias)",
     )
 
 
@@ -221,6 +220,20 @@ def test_sum_with_something_whole_is_whole() -> None:
     assert trace(padded, VECTOR).groups == ()  # The slice is at a fixed place.
 
 
+def test_numbers_that_learn_are_added_as_they_are() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.one, self.other = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) * (self.one + self.other))
+
+    for loose in (False, True):
+        assert sizes(trace(Scaled(), VECTOR, loose=loose)) == {"first.weight:0": 8}
+
+
 def test_writing_channels_into_a_buffer_is_whole() -> None:
     def write(x: Tensor) -> Tensor:
         room = torch.zeros(x.shape[0], 10, device=x.device)
@@ -289,3 +302,26 @@ def test_mask_refuses_what_does_not_fit() -> None:
     with pytest.raises(ModelError, match="channels 0 to 3"):
         channels.mask({"0.weight:0": torch.tensor([4])})
     assert channels.mask({"0.weight:0": torch.tensor([0, 2])}).tolist() == [1, 0, 1, 0, 1]
+
+
+# ---- how much is cut
+
+
+def test_cut_share_counts_parameters_that_shrink() -> None:
+    # Weights 6x4 and 4x3 and the first bias lie in the hidden layer; the last bias (3) does not.
+    channels = trace(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), VECTOR)
+    assert channels.cut_share == (24 + 4 + 4 + 4 + 12) / (24 + 4 + 4 + 4 + 12 + 3)
+    whole = trace(nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1), nn.Linear(4, 3)), VECTOR)
+    assert whole.cut_share == 0
+
+
+def test_cut_share_counts_tied_tensors_once() -> None:
+    model = Encoder()
+    channels = trace(model, torch.empty(2, 7, dtype=torch.long))
+    whole = model.head.bias.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert channels.cut_share == (total - whole) / total
+
+
+def test_cut_share_of_a_model_without_parameters_is_zero() -> None:
+    assert trace(nn.Flatten(), VECTOR).cut_share == 0

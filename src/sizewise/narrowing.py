@@ -5,7 +5,8 @@ has more; the others are dropped, as in SLT. The model's code need not know: its
 care of while its forward runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,22 +16,46 @@ from torch.overrides import TorchFunctionMode
 _SUMS = frozenset({torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__})
 
 
-def drop_channels(model: nn.Module) -> nn.Module:
-    """Let a model's sums drop the last channels of the wider of two terms; changes it in place."""
-    dropper = _Dropper()
-    model.register_forward_pre_hook(dropper.begin)
-    model.register_forward_hook(dropper.end, always_call=True)
+def channel_dim(rank: int) -> int:
+    """Return the dimension of channels: second in feature maps, last in tokens and vectors."""
+    return 1 if rank > 3 else -1
+
+
+def drop_channels(model: nn.Module, broadcasts: Collection[str] = ()) -> nn.Module:
+    """Let a model's sums drop the last channels of the wider of two terms; changes it in place.
+
+    Its parts do so too when they run by themselves.
+
+    Args:
+        model: Any module.
+        broadcasts: Paths of the modules that add a single channel to all others, which drops
+            nothing. Anywhere else, a single channel is what is left of many.
+    """
+    turn = _Turn()
+    for path, part in model.named_modules():
+        if part is model or path in broadcasts or next(part.children(), None) is not None:
+            dropper = _Dropper(path in broadcasts, turn)
+            part.register_forward_pre_hook(dropper.begin)
+            part.register_forward_hook(dropper.end, always_call=True)
     return model
+
+
+@dataclass
+class _Turn:
+    """Whether a module has dealt with the sum under way, so that those around it need not."""
+
+    taken: bool = False
 
 
 class _Dropper:
     """Watches the sums of a model while its forward runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, broadcasts: bool, turn: _Turn) -> None:
         self._modes: list[_Sums] = []
+        self._broadcasts, self._turn = broadcasts, turn
 
     def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        mode = _Sums()
+        mode = _Sums(self._broadcasts, self._turn)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
@@ -41,6 +66,10 @@ class _Dropper:
 class _Sums(TorchFunctionMode):
     """Cuts the wider of two terms to the other's shape."""
 
+    def __init__(self, broadcasts: bool, turn: _Turn) -> None:
+        super().__init__()
+        self._broadcasts, self._turn = broadcasts, turn
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -48,20 +77,27 @@ class _Sums(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
-            args = (*_fitted(args[0], args[1]), *args[2:])
-        return func(*args, **(kwargs or {}))
+        tensors = func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
+        if not tensors or self._turn.taken:
+            return func(*args, **(kwargs or {}))
+        self._turn.taken = True
+        try:
+            args = (*_fitted(args[0], args[1], self._broadcasts), *args[2:])
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._turn.taken = False
 
 
-def _fitted(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _fitted(left: Tensor, right: Tensor, broadcasts: bool) -> tuple[Tensor, Tensor]:
     if left.ndim != right.ndim:
         return left, right
     sizes = enumerate(zip(left.shape, right.shape, strict=True))
     differ = [dim for dim, (a, b) in sizes if a != b]
-    # Channels come second in feature maps and last in tokens. Tensors that differ in other places,
-    # such as biases and positions, are broadcast as ever; a head may be down to one channel.
-    channel = 1 if left.ndim > 3 else left.ndim - 1
+    # Tensors that differ in other places, such as biases and positions, are broadcast as ever.
+    channel = channel_dim(left.ndim) % max(left.ndim, 1)
     if differ != [channel]:
         return left, right
     size = min(left.shape[channel], right.shape[channel])
+    if size == 1 and broadcasts:
+        return left, right
     return left.narrow(channel, 0, size), right.narrow(channel, 0, size)
