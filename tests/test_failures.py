@@ -11,7 +11,7 @@ from odd_layers import TOKENS, Does, Words
 from sizewise.channels import trace
 from sizewise.cutting import resize, shrink
 from sizewise.errors import ModelError
-from sizewise.failures import Paths, reason
+from sizewise.failures import Paths, blame, reason
 from sizewise.indices import keep
 from sizewise.masking import verify
 
@@ -81,7 +81,8 @@ def test_paths_follow_the_innermost_module() -> None:
 
 def test_reasons_are_never_empty() -> None:
     assert reason(ValueError()) == "ValueError"
-    assert reason(ValueError("\n  text\n")) == "text"
+    assert reason(ValueError("\n  two words\n")) == "two words"
+    assert reason(ValueError("text\nand more")) == "ValueError: text"
 
 
 # ---- cutting
@@ -198,10 +199,33 @@ def test_scripted_modules_are_refused_by_name() -> None:
 def test_what_cannot_be_copied_is_named() -> None:
     model = Words(nn.Sequential(nn.Identity(), nn.Linear(8, 8)))
     model.layer[1].lock = threading.Lock()
-    with pytest.raises(ModelError, match=r"its attribute 'layer\.1\.lock' cannot"):
+    with pytest.raises(ModelError, match=r"copied: layer 'layer\.1', a Linear: .*lock"):
         trace(model, TOKENS)
 
 
 def test_lazy_layers_are_named() -> None:
     with pytest.raises(ModelError, match=r"layer\.1 has parameters without a shape yet; run"):
         trace(Words(nn.Sequential(nn.Identity(), nn.LazyLinear(8))), TOKENS)
+
+
+# ---- who is to blame, without hooks
+
+
+class Inner(nn.Module):
+    def forward(this, x: object) -> object:  # noqa: N805
+        raise KeyError(x)
+
+
+def caught(module: nn.Module, x: object) -> Exception:
+    with pytest.raises(KeyError) as info:
+        module(x)
+    return info.value
+
+
+def test_the_innermost_layer_is_named() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Inner()))
+    assert blame(caught(model, "a"), model) == "layer '1.0', a Inner: KeyError: 'a'"
+    # Somebody else's layers have no name here, nor has the whole model.
+    assert blame(caught(model, "a"), nn.Linear(1, 1)) == "KeyError: 'a'"
+    assert blame(caught(model[1][0], "a"), model[1][0]) == "KeyError: 'a'"
+    assert blame(caught(model, "a"), nn.Linear(1, 1), model).startswith("layer '1.0'")

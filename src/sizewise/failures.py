@@ -1,4 +1,4 @@
-"""Where and why somebody else's forward failed: an error that names the module."""
+"""Where and why somebody else's module failed, in one sentence that names the layer."""
 
 import sys
 import traceback
@@ -52,13 +52,41 @@ class Paths:
 def reason(error: BaseException) -> str:
     """Return what an error says, in one line that is never empty."""
     text = str(error).strip().partition("\n")[0]
-    if text and isinstance(error, _PLAIN):
+    if " " in text and isinstance(error, _PLAIN):  # Else it is the name of a key, or no sentence.
         return text
     name = type(error).__name__
     if text:
         return f"{name}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
     return f"{name} at {frames[-1].line!r}" if frames and frames[-1].line else name
+
+
+def blame(error: Exception, *modules: nn.Module) -> str:
+    """Return the reason of an error, after the innermost layer that was at work when it came.
+
+    Unlike `Paths` it needs no hooks, so it also serves where a layer fails outside its forward.
+
+    Args:
+        error: What was caught.
+        modules: The model, and its copies.
+    """
+    names = {id(layer): name for module in modules for name, layer in _layers(module)}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # A method's first argument, by whatever name; and what a loop over layers was at.
+        for variable in (*frame.f_code.co_varnames[:1], "layer"):
+            owner = frame.f_locals.get(variable)
+            if names.get(id(owner)):
+                found = f"layer {names[id(owner)]!r}, a {type(owner).__name__}: "
+    return f"{found}{reason(error)}"
+
+
+def _layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    # `named_modules` would put them into a set, which not every module allows.
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _layers(child, f"{path}.{name}" if path else name)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from sizewise.culprit import blame
 from sizewise.errors import ModelError
+from sizewise.failures import blame
 from sizewise.hollow import HollowMode, emptied
 from sizewise.ledger import Footprint, Ledger
 from sizewise.meter import Meter, OutOfBudget

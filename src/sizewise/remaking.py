@@ -2,15 +2,15 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sizewise.culprit import blame
 from sizewise.errors import ModelError
+from sizewise.failures import blame
 from sizewise.hollow import Hollow
 
 
@@ -19,27 +19,45 @@ def clone(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def remade(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
+def remade(
+    module: nn.Module,
+    make: Callable[[Tensor], Tensor],
+    make_plain: Callable[[Tensor], Tensor] | None = None,
+) -> nn.Module:
     """Return a copy of a module whose tensors are made from those of the module, one by one.
 
     What an earlier forward pass left behind is copied like everything else, without its history.
 
+    Args:
+        module: Any module; it is left as it was.
+        make: From a parameter or buffer to that of the copy; tied ones stay tied.
+        make_plain: Likewise for tensors that are plain attributes; default: the same.
+
     Raises:
         ModelError: Something in it cannot be copied.
     """
-    own = (*module.buffers(), *plain_tensors(module), *module.parameters())
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in own}
-    for number, tensor in memo.items():
-        made = make(tensor)
-        learns = tensor.requires_grad
-        memo[number] = as_parameter(made, learns) if isinstance(tensor, nn.Parameter) else made
-    try:
-        # Without gradients, as a scripted module copies itself, and the copying would be history.
-        with torch.no_grad(), _Remaking(make):
-            twin = _copy(module, memo)
-    except Exception as error:
-        reason = blame(error, module)
-        raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error
+    make_plain = make_plain or make
+    memo: dict[int, Any] = {}
+
+    def add(tensors: Iterable[Tensor], make: Callable[[Tensor], Tensor]) -> None:
+        for tensor in tensors:
+            if id(tensor) not in memo:
+                made, learns = make(tensor), tensor.requires_grad
+                is_parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = as_parameter(made, learns) if is_parameter else made
+
+    # Without gradients: the copying would be history, also that of scripted modules.
+    with torch.no_grad():
+        add((*module.parameters(), *module.buffers()), make)
+        add(plain_tensors(module), make_plain)
+        try:
+            with _Remaking(make_plain):
+                twin = _copy(module, memo)
+        except Exception as error:
+            raise ModelError(
+                f"{type(module).__name__} cannot be copied: {blame(error, module)}; make what "
+                "cannot be copied when it is needed, or keep it outside the model"
+            ) from error
     learning = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     for name, parameter in twin.named_parameters():
         parameter.requires_grad_(learning.get(name, parameter.requires_grad))
