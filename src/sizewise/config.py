@@ -200,6 +200,11 @@ def read(path: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"config file {str(source)!r} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config file {str(source)!r} is not valid TOML: {error}") from None
+    return assigned(tables, overrides)
+
+
+def assigned(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return nested tables with `a.b=value` overrides applied, in place."""
     for override in overrides:
         _assign(tables, override)
     return tables

@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sizewise import card, checkpoint, config, evaluation, methods, norms, session
+from sizewise import card, checkpoint, evaluation, methods, norms, resuming, session
 from sizewise.data.dataset import Dataset
-from sizewise.errors import CheckpointError, ConfigError
+from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.memory import predict
 from sizewise.run import RunFolder
 from sizewise.session import Setting
@@ -139,9 +139,7 @@ def _description(setting: Setting) -> dict[str, Any]:
 
 def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
-    if not (path / "config.toml").is_file():
-        raise CheckpointError(f"{str(path)!r} is not a run folder (it has no config.toml)")
-    setting = session.prepare(config.load(path / "config.toml"), dataset)
+    setting = session.prepare(resuming.read(path), dataset)
     described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
     if described["data_sha256"] != setting.dataset.fingerprint():
         raise CheckpointError(
@@ -158,6 +156,8 @@ def _choose(
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
     state, totals = found
+    if totals.failure is not None:
+        raise NothingMerged(f"{str(path)!r} has no model to export: {totals.failure}")
     models = setting.method.deploy(state)
     if size is not None:
         if size not in models:

@@ -6,7 +6,7 @@ and divided, the model is built and checked, and some device is known to be able
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -141,7 +141,10 @@ def started(
 
 @contextmanager
 def resumed(
-    path: Path, dataset: Dataset | None = None, engine: RemoteEngine | None = None
+    path: Path,
+    dataset: Dataset | None = None,
+    engine: RemoteEngine | None = None,
+    overrides: Sequence[str] = (),
 ) -> Iterator[Federation]:
     """Yield the federation of an earlier run, to go on where it stopped.
 
@@ -149,8 +152,9 @@ def resumed(
         path: Its folder.
         dataset: The data it was started with, if that was given in memory.
         engine: Where devices do their work, in place of this machine. Its owner closes it.
+        overrides: Values of its config to change on the way, such as `rounds=40`.
     """
-    folder, config = RunFolder.open(path)
+    folder, config = RunFolder.open(path, overrides)
     try:
         with nullcontext(engine) if engine else _engine(config) as remote:
             yield _federation(prepare(config, dataset), folder, remote)

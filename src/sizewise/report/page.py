@@ -78,15 +78,25 @@ def headline(rows: Sequence[Row], runs: Sequence[Run]) -> str:
     """Return what came out, in a few words; methods within their spreads are called close."""
     data = Path(runs[0].config["data"]["name"]).name
     ranked = sorted((row for row in rows if row.accuracy), key=lambda row: -row.mean)
-    best = ranked[0]
+    best, more = ranked[0], _of_sizes(ranked)
     if len(ranked) == 1:
-        return f"{best.name} reaches {best.mean:.1%} on {data}"
+        return f"{best.name} reaches {best.mean:.1%} on {data}{more}"
     second = ranked[1]
     if best.mean - second.mean <= (best.spread or 0.0) + (second.spread or 0.0):
-        return (
-            f"{best.name} and {second.name} are close on {data}: {best.mean:.1%}, {second.mean:.1%}"
-        )
-    return f"{best.name} leads on {data} with {best.mean:.1%}"
+        scores = f"{best.mean:.1%}, {second.mean:.1%}"
+        return f"{best.name} and {second.name} are close on {data}: {scores}{more}"
+    return f"{best.name} leads on {data} with {best.mean:.1%}{more}"
+
+
+def _of_sizes(rows: Sequence[Row]) -> str:
+    """Return which sizes a headline speaks of, given its rows, the first one first."""
+    sized = [row for row in rows if row.best is not None]
+    if not sized:
+        return ""
+    top = max(sized, key=lambda row: row.best or 0.0)
+    whose = "" if len(rows) == 1 else f" of {top.name}"
+    what = "mean of sizes" if rows[0].main == "mean" else "main size"
+    return f" ({what}); the best size{whose} has {top.best:.1%}"
 
 
 def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
@@ -107,8 +117,11 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
     trained = sum(line["refused"] is None for run in runs for line in run.updates)
     best = max((row for row in rows if row.accuracy), key=lambda row: row.mean)
     metric = first.metric
+    sized = [row.best for row in rows if row.best is not None]
+    worst = [row.worst for row in rows if row.worst is not None]
     facts = {
         f"best {metric}" if len(rows) > 1 else metric: f"{best.mean:.1%}",
+        **({"best size": f"{max(sized):.1%}", "worst size": f"{min(worst):.1%}"} if sized else {}),
         "sent, both ways": format_bytes(sum(row.sent * len(row.seeds) for row in rows)),
         "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),
         "updates merged": f"{trained:,} of {asked:,}",
@@ -132,6 +145,7 @@ def _table(rows: Sequence[Row]) -> str:
             cells = f'<td class="words" colspan="{len(chosen)}">{escape(row.note)}</td>'
         body += f"<tr><td>{swatch}{escape(row.name)}</td>{cells}</tr>"
     seeds = list(dict.fromkeys(seed for row in rows for seed in row.seeds))
+    words = escape(summary.meaning(rows))
     links = [
         _link("table.csv", "text/csv", summary.comma_separated(rows, seeds), "Table (CSV)"),
         _link("table.md", "text/markdown", summary.markdown(rows), "Markdown"),
@@ -139,7 +153,7 @@ def _table(rows: Sequence[Row]) -> str:
     ]
     return (
         '<section id="table"><h2>The table</h2><p class="note">Accuracy is the mean over the '
-        "seeds, ± the standard deviation; costs are means of one run.</p>"
+        f"seeds, ± the standard deviation; costs are means of one run. {words}</p>"
         f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
         f'<tbody>{body}</tbody></table></div><p class="data">{" · ".join(links)}</p></section>'
     )

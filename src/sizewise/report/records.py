@@ -1,6 +1,7 @@
 """What a report knows: run folders, read as they are, without torch and without the data."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +157,8 @@ def _read_run(path: Path, row: str | None) -> Run:
     history = list(lines(path / "history.jsonl"))
     if not any("accuracy" in line for line in history):
         raise CheckpointError(
-            f"no round of {str(path)!r} has been evaluated yet; go on with `sizewise resume {path}`"
+            f"no round of {str(path)!r} has been evaluated yet; "
+            f"go on with `sizewise resume {shlex.quote(str(path))}`"
         )
     return Run(
         row or config["method"]["name"],
