@@ -105,7 +105,10 @@ def test_what_is_not_installed_or_not_known_is_one_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        track("wandb", tmp_path / "run")
+        trackers.checked(["wandb"])
+    answer = sizewise("run", "--track", "wandb", "--out", tmp_path / "run")
+    assert_one_sentence(answer, "--track wandb needs a package that is not installed")
+    assert not (tmp_path / "run").exists()
     answer = sizewise("run", "--track", "tensorbord", "--out", tmp_path / "other")
     assert_one_sentence(answer, "there is no tracker 'tensorbord'; did you mean 'tensorboard'?")
     assert not (tmp_path / "other").exists()

@@ -68,7 +68,7 @@ def _ended(outcome: Outcome) -> str:
     if outcome.result is None:
         return f"failed: {outcome.error}" if outcome.exit_code != 3 else "nothing was trained"
     sizes = outcome.result["sizes"]
-    best = f" (best size {max(sizes.values()):.1%})" if len(sizes) > 1 else ""
+    best = f" (best {max(sizes.values()):.1%})" if len(sizes) > 1 else ""
     return f"{outcome.result['accuracy']:.1%}{best} in {outcome.result['seconds']:.0f} s"
 
 

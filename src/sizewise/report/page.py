@@ -19,7 +19,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def rows_of(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> list[Row]:
     """Return the table of a comparison; of one run, its only line."""
     rows = [
-        summarise(name, {run.seed: run.totals() for run in some})
+        summarise(
+            name,
+            {run.seed: run.totals() for run in some if not run.error},
+            next((run.error for run in some if run.error), ""),
+        )
         for name, some in by_row(runs).items()
     ]
     return [*rows, *(summarise(name, {}, reason) for name, reason in failures)]
@@ -60,7 +64,7 @@ def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
     rest = [figure for name, figure in figures.items() if name not in _tab_names()]
     parts = [
         _header(title, rows, runs),
-        _table(rows) if len(rows) > 1 else "",
+        _table(rows) if len(rows) > 1 or rows[0].note else "",
         _tabs(tabs, runs[0].metric.capitalize()),
         *(_section(figure) + _reasons(figure, runs) for figure in rest),
         _details(runs),
@@ -78,6 +82,8 @@ def headline(rows: Sequence[Row], runs: Sequence[Run]) -> str:
     """Return what came out, in a few words; methods within their spreads are called close."""
     data = Path(runs[0].config["data"]["name"]).name
     ranked = sorted((row for row in rows if row.accuracy), key=lambda row: -row.mean)
+    if not ranked:
+        return f"nothing was learned on {data}"
     best, more = ranked[0], _of_sizes(ranked)
     if len(ranked) == 1:
         return f"{best.name} reaches {best.mean:.1%} on {data}{more}"
@@ -115,12 +121,12 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
     )
     asked = sum(len(run.updates) for run in runs)
     trained = sum(line["refused"] is None for run in runs for line in run.updates)
-    best = max((row for row in rows if row.accuracy), key=lambda row: row.mean)
+    best = max((row.mean for row in rows if row.accuracy), default=None)
     metric = first.metric
     sized = [row.best for row in rows if row.best is not None]
     worst = [row.worst for row in rows if row.worst is not None]
     facts = {
-        f"best {metric}" if len(rows) > 1 else metric: f"{best.mean:.1%}",
+        f"best {metric}" if len(rows) > 1 else metric: "none" if best is None else f"{best:.1%}",
         **({"best size": f"{max(sized):.1%}", "worst size": f"{min(worst):.1%}"} if sized else {}),
         "sent, both ways": format_bytes(sum(row.sent * len(row.seeds) for row in rows)),
         "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),

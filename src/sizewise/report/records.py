@@ -103,6 +103,11 @@ class Run:
         }
 
     @property
+    def error(self) -> str:
+        """Why nothing was learned, if so."""
+        return str(self.result.get("error") or "")
+
+    @property
     def sizes(self) -> dict[str, float]:
         """The accuracy of each deployed size at the last evaluation."""
         scored = [line["sizes"] for line in self.history if "sizes" in line]

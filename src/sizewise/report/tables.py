@@ -129,7 +129,8 @@ def comparison_tables(rows: Sequence[Row], console: Console) -> list[Table]:
     """Return the table of a comparison; where it is too wide, what was reached and what it cost."""
     chosen = columns(rows)
     whole = _comparison_table(rows, chosen)
-    if console.measure(whole).maximum <= console.width:
+    needed = console.measure(whole, options=console.options.update(max_width=UNCUT)).maximum
+    if needed <= console.width:
         return [whole]
     parts = ([column for column in chosen if column.cost == cost] for cost in (False, True))
     return [_comparison_table(rows, part) for part in parts]
