@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LINTED := src tests benchmarks tools examples papers docs/conf.py
 
 .PHONY: demo test lint bench docs lock clean
 
@@ -24,8 +25,8 @@ test: lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/dev
-	$(BIN)/ruff check src tests benchmarks tools examples
-	$(BIN)/ruff format --check src tests benchmarks tools examples
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
 
 bench: $(VENV)/dev
@@ -36,6 +37,7 @@ bench: $(VENV)/dev
 	$(BIN)/python benchmarks/peers/scale.py
 
 docs: $(VENV)/dev
+	$(BIN)/python tools/config_page.py
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
 	@echo docs/_build/contents.html

@@ -96,7 +96,12 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The `[method]` table: a name, and the method's own options beside it."""
+    """The `[method]` table: a name, and the method's own options beside it.
+
+    Attributes:
+        name: See `sizewise list methods`; or "package.module:Class" for your own.
+        options: What the method's own `Options` take.
+    """
 
     name: str = "fedavg"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +109,18 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """A whole run.
+
+    Attributes:
+        seed: All random choices follow from it.
+        rounds: How many.
+        model: What is trained.
+        data: On which samples, and who holds them.
+        fleet: By whom.
+        method: How the work is divided and put together.
+        recipe: How devices train, and what the server does with it.
+        engine: How this is carried out.
+    """
 
     seed: int = 0
     rounds: int = 20
