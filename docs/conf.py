@@ -20,5 +20,6 @@ root_doc = "contents"
 exclude_patterns = ["_build", "index.md"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
+napoleon_use_ivar = True  # Attributes are described once, in their class.
 # Links to source files and READMEs lead out of the site.
 suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
