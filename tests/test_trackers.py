@@ -89,7 +89,7 @@ def test_mlflow_writes_into_the_run_folder(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    pytest.importorskip("tensorboard", reason="TensorBoard, a part of [dev], is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = track("tensorboard", tmp_path / "run")
