@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LINTED := src tests benchmarks tools examples papers docs/conf.py
 
 .PHONY: demo test lint bench docs lock clean
 
@@ -27,8 +28,8 @@ test: lint
 		tests/methods tests/test_merge.py tests/test_training.py
 
 lint: $(VENV)/dev
-	$(BIN)/ruff check src tests benchmarks tools examples
-	$(BIN)/ruff format --check src tests benchmarks tools examples
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
 
 bench: $(VENV)/dev
@@ -39,6 +40,7 @@ bench: $(VENV)/dev
 	$(BIN)/python benchmarks/peers/scale.py
 
 docs: $(VENV)/dev
+	$(BIN)/python tools/config_page.py
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
 	@echo docs/_build/contents.html

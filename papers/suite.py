@@ -41,6 +41,20 @@ def inline(value: Any) -> str:
     return json.dumps(value)
 
 
+def rows_of(suite: Mapping[str, Any], scale: str) -> tuple[dict[str, dict[str, Any]], list[int]]:
+    """Return the config's tables of each row of a suite at a scale, and the seeds."""
+    changes = dict(suite["scale"][scale])
+    seeds, special, wider = (changes.pop(key, {}) for key in ("seeds", "row", "column"))
+    known = suite.get("column", {"": {}})
+    rows = {}
+    for column in changes.pop("columns", list(known)):
+        for row, own in suite["row"].items():
+            layers = (known[column], wider.get(column, {}), own, special.get(row, {}))
+            values = [*flat(suite["base"]), *flat(changes), *chain(*map(flat, layers))]
+            rows[f"{row}, {column}" if column else row] = config.read(None, values)
+    return rows, list(seeds)
+
+
 def main() -> None:
     """Run what is missing, then write results and table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -50,24 +64,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="rows to run; default: all")
     chosen = parser.parse_args()
     suite = tomllib.loads(chosen.suite.read_text(encoding="utf-8"))
-    scale = suite["scale"][chosen.scale]
-    seeds, special, wider = (scale.pop(key, {}) for key in ("seeds", "row", "column"))
     name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
-    known = suite.get("column", {"": {}})
-    columns = scale.pop("columns", list(known))
-    changed = {
-        f"{row}, {column}" if column else row: (
-            *(known[column], wider.get(column, {})),
-            *(changes, special.get(row, {})),
-        )
-        for column in columns
-        for row, changes in suite["row"].items()
-    }
-    rows = {
-        row: config.read(None, [*flat(suite["base"]), *flat(scale), *chain(*map(flat, changes))])
-        for row, changes in changed.items()
-        if not chosen.only or row in chosen.only
-    }
+    found, seeds = rows_of(suite, chosen.scale)
+    rows = {row: tables for row, tables in found.items() if not chosen.only or row in chosen.only}
     jobs = comparison.jobs(rows, seeds, Path("runs/papers", name))
     with live.LiveTable(jobs) as shown:
         outcomes = comparison.carry_out(jobs, chosen.jobs, shown.update)

@@ -1,5 +1,6 @@
 """The command line, as a user or a script meets it."""
 
+import gc
 import io
 import json
 import os
@@ -14,7 +15,9 @@ from unittest import mock
 
 import pytest
 
-from sizewise import checkpoint, cli, config
+from sizewise import __version__, checkpoint, cli, config, federate
+from sizewise.engines import flower_simulation
+from sizewise.errors import NothingMerged
 
 KEYS = [
     "accuracy",
@@ -30,6 +33,11 @@ KEYS = [
     "state_sha256",
     "run_dir",
     "metric",
+    "main",
+    "best",
+    "worst",
+    "mean",
+    "error",
 ]
 
 CONFIG = """
@@ -106,10 +114,15 @@ def test_json_is_the_object_of_the_contract(answer: Answer, home: Path) -> None:
     assert result["flops"] > 0
     assert result["seconds"] > 0
     assert result["run_dir"] == str(home / "run")
+    only = {"size": "full", "accuracy": result["accuracy"]}
+    assert (result["main"], result["best"], result["worst"]) == ("full", only, only)
+    assert (result["mean"], result["error"]) == (result["accuracy"], None)
 
 
-def test_stderr_is_one_line_without_a_terminal(answer: Answer, home: Path) -> None:
-    (line,) = answer.err.splitlines()
+def test_without_a_terminal_every_round_is_a_line_on_stderr(answer: Answer, home: Path) -> None:
+    line, *rounds = answer.err.splitlines()
+    assert [words.partition(":")[0] for words in rounds] == [f"round {n} of 3" for n in (1, 2, 3)]
+    assert f"accuracy {json.loads(answer.out)['accuracy']:.1%}, sent " in rounds[-1]
     assert line.startswith("fedavg on digits (iid), mlp, 20 devices, 6 a round")
     assert "devices disclose: weights" in line
     assert str(home / "run") in line
@@ -157,7 +170,7 @@ def test_the_installed_command_learns_to_read_digits(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 1 + 8
     result = json.loads(done.stdout.splitlines()[-1])
     assert list(result) == KEYS
     assert result["accuracy"] > 0.9
@@ -359,6 +372,24 @@ def test_nobody_can_take_part(home: Path, tmp_path: Path) -> None:
     assert sizewise("run", home / "config.toml", "--set", enough, "--out", run).code == 0
 
 
+def test_nothing_was_merged(home: Path, tmp_path: Path) -> None:
+    """Every update diverges: the run ends, says why, and its folder is not taken for a model."""
+    run = tmp_path / "run"
+    sets = ("--set", "recipe.lr=1e38", "--set", "recipe.batch=4", "--set", "rounds=2")
+    answer = sizewise("run", home / "config.toml", *sets, "--out", run, "--json")
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err.splitlines()[-1] == (
+        "error: no update was merged in 2 rounds, so the model is still untrained; the most "
+        "frequent reason: its training loss is nan; lower recipe.lr or set recipe.clip"
+    )
+    assert answer.err.endswith(json.loads((run / "result.json").read_text())["error"] + "\n")
+    assert sizewise("resume", run).code == 3
+    answer = sizewise("export", run, "--size", "full", "--out", tmp_path / "m.safetensors")
+    assert_one_sentence(answer, "has no model to export: no update was merged", code=3)
+    with pytest.raises(NothingMerged, match="no update was merged in 1 rounds"):
+        federate("linear", rounds=1, out=tmp_path / "api", recipe={"lr": 1e38, "batch": 4})
+
+
 def test_plan(home: Path) -> None:
     answer = sizewise("plan", home / "config.toml", "--json")
     assert (answer.code, answer.err) == (0, "")
@@ -412,6 +443,60 @@ def test_names_and_help_are_shown_without_torch() -> None:
         assert f"  {command} " in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["resume"], ["plan"], ["compare"], ["report"], ["export"], ["flower", "new"]],
+    ids=" ".join,
+)
+def test_help_is_plain_text_and_has_a_short_name(command: list[str]) -> None:
+    answer = sizewise(*command, "-h")
+    assert answer.code == 0
+    assert "\\" not in answer.out
+    assert answer.out == sizewise(*command, "--help").out
+    if command == ["run"]:
+        assert "[default: local]" in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize("module", ["sizewise", "sizewise.cli"])
+def test_the_version_by_every_way_in(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"sizewise {__version__}\n", "")
+
+
+def test_hints_can_be_pasted(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "my runs"
+    place.mkdir()
+    (place / "mine.txt").touch()
+    answer = sizewise("run", home / "config.toml", "--out", place)
+    assert_one_sentence(answer, f"`sizewise resume '{place}'`")
+    (place / "config.toml").write_text("seed = 0\n[method]\nname = 'fedavg'\n")
+    assert_one_sentence(sizewise("report", place), f"`sizewise resume '{place}'`")
+
+
+def test_what_was_imported_is_let_go_at_the_end(answer: Answer, home: Path) -> None:
+    """Else what is in a cycle is never freed, and with torch 2.15 triton complains of leaks."""
+    assert answer.code == 0
+    assert sizewise("resume", home / "run").code == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_is_collected_on_every_engine(
+    home: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    seen: list[bool] = []
+
+    def run(*given: object) -> dict[str, object]:
+        seen.append(gc.isenabled())
+        return dict(json.loads(answer.out))
+
+    monkeypatch.setattr(flower_simulation, "check_installed", lambda: None)
+    monkeypatch.setattr(flower_simulation, "run", run)
+    assert sizewise("run", home / "config.toml", "--engine", "flower").code == 0
+    assert seen == [True]
+
+
 def test_an_interrupt_that_python_drops_still_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,10 +515,11 @@ def test_an_interrupt_that_python_drops_still_ends_the_run(
 
     monkeypatch.setattr(Federation, "round", round_with_interrupt)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    command = ["sizewise", "run", "--out", str(tmp_path / "run"), "--set", "rounds=3"]
+    command = ["sizewise", "run", "--out", str(tmp_path / "a run"), "--set", "rounds=3"]
     monkeypatch.setattr(sys, "argv", [*command, "--set", "engine.workers=1"])
     with pytest.raises(SystemExit) as ended_with:
         cli.main()
     assert ended_with.value.code == 130
-    assert "interrupted; go on with: sizewise resume" in capsys.readouterr().err
-    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 1
+    hint = f"interrupted; go on with: sizewise resume '{tmp_path / 'a run'}'\n"
+    assert hint in capsys.readouterr().err
+    assert len((tmp_path / "a run" / "history.jsonl").read_text().splitlines()) == 1

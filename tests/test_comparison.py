@@ -84,6 +84,16 @@ def test_tables_for_every_use(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("answer")
+def test_what_is_piped_is_whole_and_what_is_written_is_what_is_shown(home: Path) -> None:
+    shown = compare(home, "--methods", "fedavg,heterofl", "--seeds", "0,1").out
+    head, _, *rows = (home / "out/table.md").read_text().split("\n\n")[0].splitlines()
+    for line in (head, *rows):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert any(all(cell in text for cell in cells) for text in shown.splitlines()), line
+    assert "…" not in shown
+
+
+@pytest.mark.usefixtures("answer")
 def test_all_methods_of_a_seed_have_one_protocol(home: Path) -> None:
     """Same split, same budgets, same sampled devices; other seeds have others."""
 
@@ -151,6 +161,21 @@ def test_a_method_that_no_device_can_train_is_a_finding(home: Path, tmp_path: Pa
     found = comparison.save(out, outcomes)
     assert "no device can take part" in found["rows"][0]["note"]
     assert "no device can take part" in (out / "table.md").read_text()
+
+
+def test_a_method_of_which_nothing_was_merged_is_a_finding(home: Path, tmp_path: Path) -> None:
+    rows = {
+        name: config.read(home / "config.toml", [*sets, "rounds=1", "method={name='fedavg'}"])
+        for name, sets in {"good": [], "wild": ["recipe.lr=1e30"]}.items()
+    }
+    outcomes = comparison.carry_out(comparison.jobs(rows, [0], tmp_path), 2)
+    assert [outcome.exit_code for outcome in outcomes] == [0, 3]
+    found = comparison.save(tmp_path, outcomes)
+    assert [run["result"] is None for run in found["runs"]] == [False, True]
+    assert "no update was merged in 1 rounds" in found["rows"][1]["note"]
+    assert "no update was merged in 1 rounds" in (tmp_path / "table.md").read_text()
+    assert sizewise("report", tmp_path).code == 0
+    assert "no update was merged in 1 rounds" in (tmp_path / "report.html").read_text()
 
 
 def test_options_stay_with_their_method() -> None:

@@ -1,6 +1,7 @@
 """Exported models: the right one, the same numbers in every format, within their bytes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sizewise import checkpoint, deployment, session
 from sizewise import config as configs
-from sizewise import deployment, session
 from sizewise.data import sources
 from sizewise.memory import Meter
 from test_cli import assert_one_sentence, sizewise
@@ -21,7 +22,7 @@ IMAGE = (1, 8, 8)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a network with batch norms, which look at the batch in evaluation; four widths."""
+    """A run of a network with batch norms, which look at the batch in evaluation; three widths."""
     tables = {
         "rounds": 3,
         "model": {"name": "preresnet8"},
@@ -42,11 +43,29 @@ def export(run: Path, *arguments: str | Path) -> dict[str, Any]:
     return facts
 
 
-def test_the_most_accurate_model_that_fits(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("best", ["width 0.25", "width 0.5", "full"])
+def test_the_most_accurate_model_that_fits(best: str, run: Path, tmp_path: Path) -> None:
+    """Whichever of the sizes it is, by what the run measured: the newest checkpoint says it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    newest = checkpoint.newest(copy / "checkpoints")
+    assert newest is not None
+    tensors, facts = checkpoint.read_tensors(newest)
+    assert list(facts["totals"]["sizes"]) == ["width 0.25", "width 0.5", "full"]
+    facts["totals"]["sizes"] = {**dict.fromkeys(facts["totals"]["sizes"], 0.5), best: 0.6}
+    checkpoint.write_tensors(newest, tensors, facts)
+    chosen = export(copy, "--memory", "20MB", "--out", tmp_path / "m.safetensors")
+    assert chosen["size"] == best
+    # Where it does not fit, the best of those that do.
+    peak = export(copy, "--size", best, "--out", tmp_path / "m.safetensors")["peak_bytes"]
+    less = ("--memory", str(peak - 1), "--out", tmp_path / "m.safetensors")
+    if best != "width 0.25":
+        assert export(copy, *less)["size"] == "width 0.25"
+
+
+def test_the_smallest_model_that_fits(run: Path, tmp_path: Path) -> None:
     sizes = json.loads((run / "result.json").read_text())["sizes"]
     assert len(sizes) == 3
-    large = export(run, "--memory", "20MB", "--out", tmp_path / "large.safetensors")
-    assert large["size"] == max(sizes, key=sizes.__getitem__)
     peaks = {
         size: export(run, "--size", size, "--out", tmp_path / "m.safetensors")["peak_bytes"]
         for size in sizes

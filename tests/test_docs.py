@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from sizewise import catalogue
+from sizewise import config as configs
+from sizewise.report import summary
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,6 +38,48 @@ def test_every_method_has_a_page_and_is_in_the_readme():
         assert (ROOT / f"docs/methods/{name}.md").is_file(), name
         assert f"`{name}`" in readme, name
         assert f"methods/{name}.md" in index, name
+
+
+def test_every_key_of_a_config_is_on_its_page() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "config_page.py"))
+    text = (ROOT / "docs" / "config.md").read_text()
+    assert text == made["page"](), "run `python tools/config_page.py`"
+    assert not [line for line in text.splitlines() if line.endswith("|  |")], "no description"
+    # And by another way: whatever a complete config may hold has its line.
+    heads = re.findall(r"^## `\[+([\w.]+)\]+`", text, re.M)
+    assert heads == [
+        *("model", "data", "fleet", "fleet.group", "fleet.event"),
+        *("recipe", "engine", "engine.flower", "method"),
+    ]
+    complete = configs.load(None).to_dict()
+    del complete["method"]
+    for table, content in complete.items():
+        for key in content if isinstance(content, dict) else [table]:
+            assert f"| `{key}` |" in text or f"`[engine.{key}]`" in text, (table, key)
+
+
+LAZY = """
+import runpy, sizewise
+runpy.run_path("docs/conf.py")
+print(sorted(set(sizewise.__all__) - vars(sizewise).keys()))
+print(callable(sizewise.anatomy))
+"""
+
+
+def test_the_reference_page_sees_every_public_name() -> None:
+    """Autodoc shows what a module has; names that are imported when first used were not there."""
+    command = [sys.executable, "-c", LAZY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "True"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_table_is_what_compare_prints(page: str) -> None:
+    sizes = {"half": 0.5, "full": 0.6}
+    result = {"accuracy": 0.6, "sizes": sizes, "steps": 1, "bytes_up": 1, "bytes_down": 1}
+    result |= {"flops": 1e11, "peak_bytes": {"a": 1}, "refused": [{"times": 1}], "seconds": 200.0}
+    head, *_ = summary.markdown([summary.summarise("m", {0: result})]).splitlines()
+    assert head in (ROOT / page).read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -7,7 +7,13 @@ from sizewise.errors import BudgetTooSmall, SizewiseError
 from sizewise.meter import OutOfBudget
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
-CODES = {"BudgetTooSmall": 3, "NobodyCanTrain": 3, "EngineError": 1, "TooFewUpdates": 1}
+CODES = {
+    "BudgetTooSmall": 3,
+    "NobodyCanTrain": 3,
+    "NothingMerged": 3,
+    "EngineError": 1,
+    "TooFewUpdates": 1,
+}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, OutOfBudget], ids=lambda kind: kind.__name__)

@@ -14,7 +14,7 @@ from sizewise import session
 from sizewise.engines import Outcome
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
-from sizewise.errors import ConfigError, NobodyCanTrain
+from sizewise.errors import ConfigError, NobodyCanTrain, NothingMerged
 from sizewise.evaluation import Score
 from sizewise.federation import Federation, check_fleet
 from sizewise.plan import Plan, Refusal, Update
@@ -136,6 +136,30 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(server: str, tmp_path:
     assert run.run()["rounds"] == 3
 
 
+def test_a_run_in_which_nothing_was_ever_merged_is_an_error(tmp_path: Path) -> None:
+    """Its folder is complete and says so, and so does whoever goes on with it."""
+    run = federation(tmp_path / "run", with_nan)
+    before = sha256(run.method.setup().tensors)
+    expected = r"no update was merged in 3 rounds.* 'head.bias' holds values .* lower recipe.lr"
+    with pytest.raises(NothingMerged, match=expected) as caught:
+        run.run()
+    assert caught.value.exit_code == 3
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["error"] == str(caught.value)
+    assert result["state_sha256"] == before
+    with pytest.raises(NothingMerged, match=r"no update was merged in 3 rounds"):
+        run.run()
+
+
+def test_one_merged_update_is_enough(tmp_path: Path) -> None:
+    def once(update: Update) -> Update:
+        return update if (update.plan.round, update.plan.device) == (1, 2) else with_nan(update)
+
+    result = federation(tmp_path / "run", once).run()
+    assert result["error"] is None
+    assert [line["devices"] for line in history(tmp_path / "run")] == [0, 1, 0]
+
+
 def test_devices_without_data_or_budget_do_not_stop_the_others(tmp_path: Path) -> None:
     fleet = {"devices": 4, "per_round": 4, "budgets": ["1kB", "1MB"]}
     result = federation(tmp_path / "run", fleet=fleet).run()
@@ -176,9 +200,15 @@ def test_joins_and_upgrades_hold_from_their_round_on(tmp_path: Path) -> None:
 
 
 def test_every_metered_peak_is_the_predicted_one_and_within_budget(tmp_path: Path) -> None:
-    federation(tmp_path / "run", fleet={"devices": 4, "per_round": 2, "budgets": ["1MB"]}).run()
-    for line in updates(tmp_path / "run"):
-        assert line["peak_bytes"] == line["predicted"] <= line["budget"]
+    """Half of the devices have exactly what it takes, the others lack a byte of it."""
+    fleet = {"devices": 4, "per_round": 4, "budgets": [18811, 18812]}
+    federation(tmp_path / "run", fleet=fleet).run()
+    lines = updates(tmp_path / "run")
+    assert [line["device"] for line in lines if line["refused"]] == [0, 1] * 3
+    trained = [line for line in lines if not line["refused"]]
+    assert [line["device"] for line in trained] == [2, 3] * 3
+    for line in trained:
+        assert line["peak_bytes"] == line["predicted"] == line["budget"] == 18812
 
 
 def test_evaluates_when_asked_and_always_at_the_end(tmp_path: Path) -> None:

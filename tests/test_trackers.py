@@ -89,7 +89,7 @@ def test_mlflow_writes_into_the_run_folder(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    pytest.importorskip("tensorboard", reason="TensorBoard, a part of [dev], is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = track("tensorboard", tmp_path / "run")
@@ -105,7 +105,10 @@ def test_what_is_not_installed_or_not_known_is_one_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        track("wandb", tmp_path / "run")
+        trackers.checked(["wandb"])
+    answer = sizewise("run", "--track", "wandb", "--out", tmp_path / "run")
+    assert_one_sentence(answer, "--track wandb needs a package that is not installed")
+    assert not (tmp_path / "run").exists()
     answer = sizewise("run", "--track", "tensorbord", "--out", tmp_path / "other")
     assert_one_sentence(answer, "there is no tracker 'tensorbord'; did you mean 'tensorboard'?")
     assert not (tmp_path / "other").exists()

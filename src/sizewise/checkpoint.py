@@ -81,6 +81,12 @@ def newest(folder: Path) -> Path | None:
     return max(folder.glob("round-*.safetensors"), default=None)
 
 
+def rounds_done(folder: Path) -> int:
+    """Return how many rounds of a run are durable."""
+    found = newest(folder)
+    return 0 if found is None else int(found.stem.removeprefix("round-"))
+
+
 def prune(folder: Path) -> None:
     """Delete all but the newest checkpoints."""
     for path in sorted(folder.glob("round-*.safetensors"))[:-KEPT]:

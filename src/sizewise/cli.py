@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import click
 import typer
+from typer.core import TyperCommand
 
+from sizewise import __version__
 from sizewise.errors import ConfigError, SizewiseError
 
 if TYPE_CHECKING:
@@ -24,11 +28,11 @@ if TYPE_CHECKING:
 # Heavy modules are imported inside the commands: `sizewise list` and `--help` answer at once.
 
 app = typer.Typer(
-    help="Federated learning for devices of every size: budgets in bytes, one model.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 ConfigFile = Annotated[
@@ -45,6 +49,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, las
 INTERRUPTED = 130
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
+
+class _Command(TyperCommand):
+    """A command whose help is plain text: typer escapes brackets for rich in any case."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"sizewise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning for devices of every size: budgets in bytes, one model."""
+
+
 flower = typer.Typer(help="Many machines: apps for Flower.", no_args_is_help=True)
 app.add_typer(flower, name="flower")
 
@@ -60,7 +87,7 @@ def run(
     track: Trackers = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Train: one run, in a folder of its own."""
+    """Train: one run, in a folder of its own; without a file, the embedded config."""
     from sizewise import config as configs
     from sizewise import session
 
@@ -74,13 +101,18 @@ def run(
 @app.command()
 def resume(
     run_dir: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    overrides: Overrides = [],  # noqa: B006
     track: Trackers = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped, from its last durable round."""
+    """Go on with a run that was stopped, from its last durable round.
+
+    --set rounds=N makes it longer; engine.workers, engine.save_every, engine.flower and data.root
+    may change as well. Anything else would mix two runs.
+    """
     from sizewise import session
 
-    _train(session.resumed(run_dir), as_json, track)
+    _train(session.resumed(run_dir, overrides=overrides), as_json, track)
 
 
 @app.command()
@@ -265,6 +297,7 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: 
     _collect_garbage()
     with opening as federation, _interrupts() as came:
         tables.announce(federation)
+        tables.announce_changes(federation)
         config, path = federation.config, federation.folder.path
         try:
             with (
@@ -280,7 +313,8 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: 
 
                 result: Mapping[str, Any] = federation.run(observe)
         except KeyboardInterrupt:
-            print(f"interrupted; go on with: sizewise resume {path}", file=sys.stderr)
+            hint = f"sizewise resume {shlex.quote(str(path))}"
+            print(f"interrupted; go on with: {hint}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
     _show(result, as_json)
 
@@ -294,6 +328,7 @@ def _simulate(config: "Config", out: Path | None, as_json: bool, track: list[str
     if track:
         raise ConfigError("--track works with --engine local only; leave it out")
     flower_simulation.check_installed()
+    _collect_garbage()
     with progress.Progress(config.rounds) as bar:
         result = flower_simulation.run(config, out, bar.update)
     _show(result, as_json)
@@ -312,6 +347,10 @@ def _show(result: Mapping[str, Any], as_json: bool) -> None:
         print(json.dumps(result))
     else:
         tables.show_result(result)
+
+
+for _registered in (*app.registered_commands, *flower.registered_commands):
+    _registered.cls = _Command
 
 
 @contextmanager
@@ -348,6 +387,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        # What is still frozen at the end is never freed, and some libraries complain of leaks.
+        gc.unfreeze()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import tomli_w
 from sizewise import config as configs
 from sizewise.checkpoint import write_bytes
 from sizewise.config import Config, EngineConfig
-from sizewise.errors import ConfigError
+from sizewise.errors import ConfigError, NothingMerged
 from sizewise.report import summary
 from sizewise.report.records import COMPARISON, lines
 from sizewise.report.summary import Row, summarise
@@ -160,8 +160,11 @@ def finished(job: Job) -> Outcome | None:
     path = job.folder / "result.json"
     if not path.exists():
         return None
+    result = json.loads(path.read_text())
+    if result.get("error"):
+        return Outcome(job, None, result["error"], NothingMerged.exit_code)
     steps = sum(line.get("steps", 0) for line in lines(job.folder / "updates.jsonl"))
-    return Outcome(job, {**json.loads(path.read_text()), "steps": steps})
+    return Outcome(job, {**result, "steps": steps})
 
 
 class _Run:

@@ -99,7 +99,12 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The `[method]` table: a name, and the method's own options beside it."""
+    """The `[method]` table: a name, and the method's own options beside it.
+
+    Attributes:
+        name: See `sizewise list methods`; or "package.module:Class" for your own.
+        options: What the method's own `Options` take.
+    """
 
     name: str = "fedavg"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +112,18 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """A whole run.
+
+    Attributes:
+        seed: All random choices follow from it.
+        rounds: How many.
+        model: What is trained.
+        data: On which samples, and who holds them.
+        fleet: By whom.
+        method: How the work is divided and put together.
+        recipe: How devices train, and what the server does with it.
+        engine: How this is carried out.
+    """
 
     seed: int = 0
     rounds: int = 20
@@ -203,6 +219,11 @@ def read(path: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"config file {str(source)!r} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config file {str(source)!r} is not valid TOML: {error}") from None
+    return assigned(tables, overrides)
+
+
+def assigned(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return nested tables with `a.b=value` overrides applied, in place."""
     for override in overrides:
         _assign(tables, override)
     return tables

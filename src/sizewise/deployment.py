@@ -24,11 +24,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sizewise import card, checkpoint, config, evaluation, methods, norms, session
+from sizewise import card, checkpoint, evaluation, methods, norms, resuming, session
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import check as check_data
 from sizewise.data.texts import own_tokenizer, set_length, tokenizer
-from sizewise.errors import CheckpointError, ConfigError
+from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.memory import predict
 from sizewise.run import RunFolder
 from sizewise.session import Setting
@@ -144,9 +144,7 @@ def _description(setting: Setting) -> dict[str, Any]:
 
 def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
-    if not (path / "config.toml").is_file():
-        raise CheckpointError(f"{str(path)!r} is not a run folder (it has no config.toml)")
-    chosen = config.load(path / "config.toml")
+    chosen = resuming.read(path)
     check_data(chosen.data, dataset)
     setting = session.prepare(chosen, dataset)
     described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
@@ -165,6 +163,8 @@ def _choose(
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
     state, totals = found
+    if totals.failure is not None:
+        raise NothingMerged(f"{str(path)!r} has no model to export: {totals.failure}")
     models = setting.method.deploy(state)
     if size is not None:
         if size not in models:

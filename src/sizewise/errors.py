@@ -58,6 +58,12 @@ class NobodyCanTrain(SizewiseError):
     exit_code = 3
 
 
+class NothingMerged(SizewiseError):
+    """A run that got to its end without a single update that could be merged."""
+
+    exit_code = 3
+
+
 class UpdateRefused(SizewiseError):
     """An update that does not fit what its device was asked for; it is not merged."""
 

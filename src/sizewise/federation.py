@@ -15,11 +15,12 @@ from sizewise import clock
 from sizewise.clock import Clock
 from sizewise.config import Config
 from sizewise.engines import Engine
-from sizewise.errors import BudgetTooSmall, NobodyCanTrain, UpdateRefused
+from sizewise.errors import BudgetTooSmall, NobodyCanTrain, NothingMerged, UpdateRefused
 from sizewise.evaluation import Score
 from sizewise.fleet import Fleet
 from sizewise.method import Method
 from sizewise.plan import Plan, Refusal, Update
+from sizewise.ranking import ranking
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
 from sizewise.structure import plain
@@ -49,13 +50,19 @@ class Federation:
     folder: RunFolder
 
     def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
-        """Train from the newest durable round to the last, and return the result."""
+        """Train from the newest durable round to the last, and return the result.
+
+        Raises:
+            NothingMerged: All rounds are done, and no update of them could be merged.
+        """
         state, totals = self.folder.restore() or (self.method.setup(), Totals())
         for round_index in range(totals.rounds, self.config.rounds):
             state, totals, line = self.round(state, totals, round_index)
             observe(line, totals)
         result = self.result(state, totals)
         self.folder.finish(state, result)
+        if result["error"] is not None:
+            raise NothingMerged(result["error"])
         return result
 
     def round(
@@ -172,6 +179,8 @@ class Federation:
             "state_sha256": sha256(state.tensors),
             "run_dir": str(self.folder.path),
             "metric": self.method.task.metric,
+            **ranking(totals.accuracy, totals.sizes),
+            "error": totals.failure,
         }
 
 

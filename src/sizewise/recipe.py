@@ -19,8 +19,12 @@ class Recipe:
     Attributes:
         optimizer: The devices' optimiser; a fresh one for each device in each round. `amsgrad` is
             Adam with the largest second moment so far.
+        lr: The devices' learning rate, in the first round.
+        momentum: Of `sgd`.
+        weight_decay: Of every optimiser.
         epochs: Passes over a device's data in one round (for each stage of its plan).
         max_steps: Stop a stage after this many batches, if given.
+        batch: Samples in a step.
         drop_last: Leave out a last batch that is smaller than `batch`.
         schedule: How `lr` changes from round to round.
         lr_min: Where a cosine schedule ends.

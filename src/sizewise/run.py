@@ -1,6 +1,6 @@
 """The run folder: everything a run leaves on disk, in the order in which it becomes durable.
 
-    config.toml            the complete config
+    config.toml            the complete config; config.record.json: as the run has it
     plan.json              what each device class trains; environment.json: versions, machine
     partition.safetensors  which device holds which samples; partition.json says it for people
     updates.jsonl          one line for each device and round
@@ -18,19 +18,19 @@ longer than a round of a small model.
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from sizewise import checkpoint, config
+from sizewise import checkpoint, resuming
 from sizewise.checkpoint import DeviceFiles
 from sizewise.config import Config
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.plan import Update
+from sizewise.resuming import Change
 from sizewise.state import State
 from sizewise.structure import build, plain
 
@@ -61,15 +61,31 @@ class Totals:
     accuracy: float | None = None
     sizes: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing was learned; None once an update has been merged."""
+        if self.peak_bytes:  # Every class that trained has a peak.
+            return None
+        reason = max(self.refused, key=lambda entry: entry["times"], default={}).get("reason", "")
+        return (
+            f"no update was merged in {self.rounds} rounds, so the model is still untrained; "
+            f"the most frequent reason: {reason or 'nobody was asked'}"
+        )
+
 
 class RunFolder:
-    """A run's folder, held by one process at a time."""
+    """A run's folder, held by one process at a time.
+
+    Attributes:
+        changes: What of its config changed when it was opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.devices = self.checkpoints / "devices"
         self.partition = path / "partition.safetensors"
+        self.changes: list[Change] = []
         self._logs = [path / "updates.jsonl", path / "history.jsonl"]
         self._lock = path / ".lock"
         self._held: int | None = None
@@ -85,13 +101,12 @@ class RunFolder:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(
                 f"{str(path)!r} exists and is not empty; choose another --out, "
-                f"or go on with it by `sizewise resume {path}`"
+                f"or go on with it by `sizewise resume {shlex.quote(str(path))}`"
             )
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            # The config comes first: with it the folder can be resumed, without it it is empty.
-            checkpoint.write_bytes(path / "config.toml", tomli_w.dumps(chosen.to_dict()).encode())
+            resuming.start(path, chosen)
             folder.devices.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"the run folder {str(path)!r} cannot be made: {error}") from None
@@ -99,16 +114,22 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> tuple["RunFolder", Config]:
-        """Open the folder of an earlier run."""
-        if not (path / "config.toml").is_file():
-            raise CheckpointError(
-                f"{str(path)!r} is not a run folder (it has no config.toml); "
-                f"give the folder that `sizewise run` printed"
-            )
-        folder, chosen = cls(path), config.load(path / "config.toml")
+    def open(cls, path: Path, overrides: Sequence[str] = ()) -> tuple["RunFolder", Config]:
+        """Open the folder of an earlier run, to go on with it.
+
+        Args:
+            path: The folder.
+            overrides: Values of its config to change on the way; see `resuming`.
+        """
+        resuming.read(path, overrides)  # Nothing is touched in a folder that is none.
+        folder = cls(path)
         folder.devices.mkdir(parents=True, exist_ok=True)
         folder.hold()
+        try:
+            chosen, folder.changes = resuming.go_on(path, overrides)
+        except BaseException:
+            folder.release()
+            raise
         return folder, chosen
 
     def hold(self) -> None:

@@ -5,14 +5,15 @@ and divided, the model is built and checked, and some device is known to be able
 """
 
 import json
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from sizewise import accounting, checkpoint, models, preview, rng
+from sizewise import accounting, checkpoint, models, preview, resuming, rng
 from sizewise.config import Config, make_method, make_task
 from sizewise.data import memory, partitions, sources
 from sizewise.data.catalog import own_name
@@ -23,7 +24,7 @@ from sizewise.engines import Engine, RemoteEngine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
-from sizewise.environment import environment
+from sizewise.environment import drift, environment
 from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
@@ -32,6 +33,8 @@ from sizewise.run import RunFolder
 from sizewise.task import Task
 from sizewise.threads import one_thread
 from sizewise.widthwise import Widthwise
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,10 @@ def started(
 
 @contextmanager
 def resumed(
-    path: Path, dataset: Dataset | None = None, engine: RemoteEngine | None = None
+    path: Path,
+    dataset: Dataset | None = None,
+    engine: RemoteEngine | None = None,
+    overrides: Sequence[str] = (),
 ) -> Iterator[Federation]:
     """Yield the federation of an earlier run, to go on where it stopped.
 
@@ -161,10 +167,12 @@ def resumed(
         path: Its folder.
         dataset: The data it was started with, if that was given in memory.
         engine: Where devices do their work, in place of this machine. Its owner closes it.
+        overrides: Values of its config to change on the way, such as `rounds=40`.
     """
-    folder, config = RunFolder.open(path)
+    # Before anything is written: opening the folder records what changes.
+    memory.check(resuming.read(path, overrides).data, dataset)
+    folder, config = RunFolder.open(path, overrides)
     try:
-        memory.check(config.data, dataset)
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
             yield _federation(prepare(config, dataset), folder, remote)
     finally:
@@ -210,6 +218,8 @@ def _federation(setting: Setting, folder: RunFolder, remote: RemoteEngine | None
             f"the data is not what {str(folder.path)!r} was started with; "
             f"restore {config.data.name!r}, or start a new run"
         )
+    elif said := drift(json.loads((folder.path / "environment.json").read_text())):
+        log.warning("%s", said)
     engine: Engine
     if remote is None:
         engine = LocalEngine(Site(method, dataset, setting.partition, config.engine.together))

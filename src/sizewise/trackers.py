@@ -25,10 +25,21 @@ Log = Callable[[Mapping[str, float], int], None]
 
 
 def checked(names: Sequence[str]) -> list[Name]:
-    """Return names of trackers, each once; raise ConfigError for one that is not known."""
+    """Return names of trackers, each once.
+
+    Raises:
+        ConfigError: One is not known, or its package is not installed.
+    """
     for name in names:
         if name not in get_args(Name):
             raise ConfigError(f"there is no tracker {name!r}; {nearest(name, get_args(Name))}")
+        try:
+            import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+        except ImportError as error:
+            raise ConfigError(
+                f"--track {name} needs a package that is not installed ({error}); "
+                f"try: pip install {'mlflow-skinny' if name == 'mlflow' else name}"
+            ) from None
     return list(dict.fromkeys(names))  # type: ignore[arg-type]
 
 
@@ -61,15 +72,7 @@ def opened(names: Sequence[Name], config: Config, folder: Path) -> Iterator[Obse
     """
     makers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
     with ExitStack() as stack:
-        logs: list[Log] = []
-        for name in names:
-            try:
-                logs.append(stack.enter_context(makers[name](config, folder)))
-            except ImportError as error:
-                raise ConfigError(
-                    f"--track {name} needs a package that is not installed ({error}); "
-                    f"try: pip install {'mlflow-skinny' if name == 'mlflow' else name}"
-                ) from None
+        logs: list[Log] = [stack.enter_context(makers[name](config, folder)) for name in names]
 
         def observe(line: Mapping[str, Any], totals: Totals) -> None:
             for log in logs:

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,11 @@ def test_without_ray_the_simulation_says_what_to_install(
     assert not out.exists()
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.skipif(
+    find_spec("ray") is None,
+    reason="Ray, 220 MB, is not a part of [dev]; the test below does without. "
+    "With it: pip install 'sizewise[simulation]'",
+)
 def test_the_simulation_gives_the_bits_of_one_process(tmp_path: Path) -> None:
     small = ["rounds=2", "method.name=fedavg", "model.name=linear", "fleet.devices=4"]
     small += ["fleet.per_round=2", 'fleet.budgets=["1MB","2MB"]', "data.train_limit=100"]
@@ -93,3 +98,46 @@ def test_the_simulation_gives_the_bits_of_one_process(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         hashes.append(json.loads(done.stdout.splitlines()[-1])["state_sha256"])
     assert hashes[0] == hashes[1]
+
+
+def test_our_side_of_the_simulation_without_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes in memory stand in for Ray's: the same bits, each round told, errors come through."""
+    pytest.importorskip("flwr")
+    from fake_grid import FakeGrid
+    from flwr.app import Context, RecordDict
+
+    from sizewise import session
+    from sizewise.engines import flower_simulation
+    from sizewise.errors import TooFewUpdates
+
+    tables = {
+        "rounds": 2,
+        "model": {"name": "linear"},
+        "data": {"train_limit": 100, "test_limit": 50},
+        "fleet": {"devices": 4, "per_round": 2, "budgets": ["1MB", "2MB"]},
+        "engine": {"workers": 3},
+    }
+    chosen = configs.from_dict(tables)
+    asked: list[tuple[int, Any]] = []
+
+    def simulate(server: Any, client: Any, count: int, backend_config: Any) -> None:
+        asked.append((count, backend_config["init_args"]))
+        server(
+            FakeGrid({"partition-id": n} for n in range(count)), Context(1, 0, {}, RecordDict(), {})
+        )
+
+    monkeypatch.setattr(flower_simulation, "check_installed", lambda: None)
+    monkeypatch.setattr("flwr.simulation.run_simulation", simulate)
+    rounds: list[int] = []
+    result = flower_simulation.run(
+        chosen, tmp_path / "flower", lambda line, totals: rounds.append(line["round"])
+    )
+    assert (rounds, asked) == ([1, 2], [(4, {"num_cpus": 3})])
+    alone = configs.from_dict({**tables, "engine": {}})
+    with session.started(alone, tmp_path / "local") as federation:
+        assert result["state_sha256"] == federation.run()["state_sha256"]
+    wild = configs.from_dict({**tables, "recipe": {"lr": 1e38, "batch": 4, "weight_decay": 1.0}})
+    with pytest.raises(TooFewUpdates, match="round 1 got 0 of at least 1 updates"):
+        flower_simulation.run(wild, tmp_path / "wild", lambda line, totals: None)

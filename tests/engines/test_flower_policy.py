@@ -20,6 +20,7 @@ from flwr.app import Message
 
 from sizewise.engines import flower
 from sizewise.engines.flower_replies import GONE
+from sizewise.engines.flower_roster import ANNOUNCE
 from sizewise.engines.flower_server import serve
 
 
@@ -156,24 +157,43 @@ def test_a_node_that_left_is_missed_and_one_that_comes_back_is_welcome(
     assert events[4:] == [("left", 2), ("joined", 2)]
 
 
-def test_a_restarted_node_takes_over_before_its_old_self_is_missed(
+def test_of_two_live_nodes_with_one_number_the_second_is_refused_and_both_are_named(
     grid: FakeGrid, tmp_path: Path
 ) -> None:
+    """Until the first is gone: then it may as well be that node, started again."""
+
     def after(line: Any, totals: Any) -> None:
         if line["round"] == 1:
             grid.connect({"partition-id": 2})
+        if line["round"] == 2:
+            del grid.nodes[103]
 
-    serve(grid, config_of(2), tmp_path / "run", after, poll=0.01)
+    serve(grid, config_of(3), tmp_path / "run", after, poll=0.01)
     trained = [node for kind, node in grid.asked if kind == "train"]
-    assert trained == [101, 102, 103, 104, 101, 102, 105, 104]
+    assert trained == [101, 102, 103, 104, 101, 102, 103, 104, 101, 102, 105, 104]
+    assert [kind for kind, node in grid.asked if node == 105].count(ANNOUNCE) == 1
+    events = [(e["event"], e["node"]) for e in lines(tmp_path / "run", "nodes.jsonl")]
+    assert events[4:] == [("refused", "105"), ("left", "103"), ("joined", "105")]
+    reason = lines(tmp_path / "run", "nodes.jsonl")[4]["reason"]
+    assert reason == (
+        "node 105 says that it is device 2, which node 103 is; give one of them another "
+        "partition-id"
+    )
+
+
+def test_a_run_that_cannot_start_names_the_nodes_with_one_number(tmp_path: Path) -> None:
+    grid = FakeGrid({"partition-id": n} for n in (0, 1, 2, 2))
+    with pytest.raises(EngineError, match=r"3 of 4 devices .* node 104 .* device 2, .* node 103"):
+        serve(grid, config_of(), tmp_path / "run", poll=0.01)
 
 
 def test_a_node_restarted_in_mid_round_is_not_waited_for(grid: FakeGrid, tmp_path: Path) -> None:
-    """That its device is there again, as another node, tells that the work is lost."""
+    """Its device is there again, as another node, once the old one is missed: its work is lost."""
 
     def restart(message: Message, reply: Message) -> Message | None:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 103:
             grid.connect({"partition-id": 2})
+            del grid.nodes[103]
             return None
         return reply
 

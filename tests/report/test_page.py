@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -186,6 +187,26 @@ def test_a_headline_does_not_overstate(runs: list[Run]) -> None:
     close = [Row("a", (0, 1), (0.90, 0.92)), Row("b", (0, 1), (0.95, 0.86))]
     assert page.headline(close, runs) == "a and b are close on digits: 91.0%, 90.5%"
     assert page.headline([Row("a", (0,), (0.5,))], runs) == "a reaches 50.0% on digits"
+
+
+def test_a_headline_says_which_size_it_means(runs: list[Run]) -> None:
+    """The main size of b has 34 %, its third one 80 %: it is not left out."""
+    one, two = Row("a", (0,), (0.5,)), Row("b", (0,), (0.34,), "full", 0.796, "3", 0.1, "1", 0.4)
+    assert page.headline([one, two], runs) == (
+        "a leads on digits with 50.0% (main size); the best size of b has 79.6%"
+    )
+    assert page.headline([two], runs) == (
+        "b reaches 34.0% on digits (main size); the best size has 79.6%"
+    )
+    mean = replace(two, main="mean")
+    assert page.headline([mean], runs).startswith("b reaches 34.0% on digits (mean of sizes);")
+
+
+def test_a_run_in_which_nothing_was_learned(runs: list[Run]) -> None:
+    failed = replace(runs[0], result={**runs[0].result, "error": "no update was merged"})
+    text = page.html([failed])
+    assert "<h1>nothing was learned on digits</h1>" in text
+    assert "no update was merged</td>" in text
 
 
 # ---- in a browser

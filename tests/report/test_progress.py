@@ -2,12 +2,15 @@ from sizewise.report.progress import Progress
 from sizewise.run import Totals
 
 
-def test_progress_is_silent_without_a_terminal(capsys):
+def test_without_a_terminal_each_round_is_a_line(capsys):
     with Progress(3) as bar:
-        bar.update({"round": 1}, Totals(rounds=1, accuracy=0.5))
+        bar.update({"round": 1}, Totals(rounds=1, bytes_up=1000))
+        bar.update({"round": 2}, Totals(rounds=2, accuracy=0.5, peak_bytes={"a": 3_000_000}))
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == ""
+    assert shown.err == (
+        "round 1 of 3: sent 1 kB\nround 2 of 3: accuracy 50.0%, sent 0 B, peak 3 MB\n"
+    )
 
 
 def test_progress_shows_accuracy_bytes_and_peak(capsys, monkeypatch):

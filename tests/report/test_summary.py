@@ -1,6 +1,10 @@
 """Tables of comparisons: exact figures from toy results."""
 
+import csv
+import io
+
 import pytest
+from rich.console import Console
 
 from sizewise.report.summary import (
     Row,
@@ -11,6 +15,7 @@ from sizewise.report.summary import (
     markdown,
     summarise,
 )
+from sizewise.report.tables import comparison_tables
 
 
 def result(accuracy: float, **changes: object) -> dict[str, object]:
@@ -38,12 +43,56 @@ def test_means_and_spreads() -> None:
     assert summarise("m", {0: result(0.5)}).spread is None
 
 
-def test_worst_and_average_where_there_are_sizes() -> None:
-    sizes = {"small": 0.3, "full": 0.5}
-    row = summarise("m", {0: result(0.5, sizes=sizes)})
-    assert row.worst == 0.3
-    assert row.average == pytest.approx(0.4)
-    assert "30.0 / 40.0" in markdown([row])
+SIZES = {"s": 0.2, "m": 0.8, "full": 0.5}
+
+
+def test_best_worst_and_mean_where_there_are_sizes() -> None:
+    """NeFL's last size had 34 % where its third had 80 %, and no table told."""
+    other = {"s": 0.1, "m": 0.5, "full": 0.6}
+    row = summarise("m", {0: result(0.5, sizes=SIZES), 1: result(0.6, sizes=other)})
+    assert row.main == "full"
+    assert (row.best, row.best_size) == (pytest.approx(0.7), "m or full")
+    assert (row.worst, row.worst_size) == (pytest.approx(0.15), "s")
+    assert row.average == pytest.approx(0.45)
+
+
+def test_every_table_says_which_size_it_means() -> None:
+    plain, mean = summarise("a", {0: result(0.4)}), result(0.5, sizes={"x": 0.4, "y": 0.6})
+    rows = [plain, summarise("b", {0: result(0.5, sizes=SIZES)}), summarise("c", {0: mean})]
+    head, _, first, second, _, _, words = markdown(rows).splitlines()
+    assert head.startswith("| | main size % | by seed | best size % | mean of sizes % | worst size")
+    assert first.startswith("| a | 40.0 | 40.0 |  |  |  | 4 |")
+    assert second.startswith("| b | 50.0 | 50.0 | 80.0 (m) | 50.0 | 20.0 (s) | 4 |")
+    assert words == "Main sizes, the models that a method is about: a: full, b: full, c: mean."
+    assert r"main size \% & by seed & best size \% & mean of sizes \%" in latex(rows)
+    assert f"% {words}" in latex(rows)
+    first, second, third = csv.DictReader(io.StringIO(comma_separated(rows, [0])))
+    assert (second["main"], second["best"], second["best_size"]) == ("full", "0.8", "m")
+    assert (second["worst"], second["worst_size"], second["average"]) == ("0.2", "s", "0.5")
+    assert (first["best"], first["best_size"], third["main"]) == ("", "", "mean")
+
+
+def shown(rows: list[Row], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in comparison_tables(rows, console):
+        console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_table_for_people_is_never_cut() -> None:
+    rows = [
+        summarise(name, {seed: result(0.5 + seed / 9, sizes=SIZES) for seed in range(3)})
+        for name in ("fedavg", "inclusivefl")
+    ]
+    wide, narrow = shown(rows, 1000), shown(rows, 80)
+    assert (wide.count("inclusivefl"), narrow.count("inclusivefl")) == (1, 2)
+    assert max(map(len, narrow.splitlines())) <= 80
+    for column in columns(rows):
+        for row in rows:
+            assert column.cell(row) in wide
+            # Long cells go on in the next line; no figure is broken.
+            assert set(column.cell(row).split()) <= set(narrow.split()), column.head
+    assert "…" not in narrow
 
 
 def test_markdown() -> None:

@@ -1,8 +1,9 @@
 """The roster: which Flower node is which device.
 
-Every node is asked once. When two nodes say that they are the same device, the one that said so
-last is believed: a node that was restarted may have a new id, and Flower misses the old one only
-after a minute.
+Every node is asked once. When two nodes say that they are the same device, the first is believed
+for as long as it is connected, and the second is refused: most often somebody gave two machines one
+number. A node that was restarted under a new id takes the place of its old self once Flower misses
+that, which takes a minute after a crash and no time after an orderly end.
 """
 
 import time
@@ -36,6 +37,7 @@ class Roster:
     def __init__(self, grid: Grid, journal: Journal, poll: float) -> None:
         self._grid, self._journal, self._poll = grid, journal, poll
         self._known: dict[int, Member] = {}
+        self._rivals: dict[int, Member] = {}  # Nodes whose device is another node already.
         self._asked: dict[str, int] = {}
         self._failed: dict[int, float] = {}
 
@@ -65,6 +67,7 @@ class Roster:
                 raise EngineError(
                     f"{len(self.members)} of {count} devices are connected after {seconds:g} s; "
                     f"start more SuperNodes, or lower engine.flower.nodes"
+                    f"{''.join(f'; {self._conflict(rival)}' for rival in self._rivals.values())}"
                 )
             time.sleep(self._poll)
             self.refresh()
@@ -74,10 +77,15 @@ class Roster:
         present = set(self._grid.get_node_ids())
         for node in self._known.keys() - present:
             self._journal.note("left", node, device=self._known.pop(node).device)
+        rivals, self._rivals = self._rivals, {}
+        for member in rivals.values():
+            if member.node in present:
+                self._admit(member, known=True)
         self._asked = {m: node for m, node in self._asked.items() if node in present}
         now = time.monotonic()
         waiting = {node for node, when in self._failed.items() if now < when}
-        for node in sorted(present - self._known.keys() - set(self._asked.values()) - waiting):
+        met = self._known.keys() | self._rivals.keys() | set(self._asked.values()) | waiting
+        for node in sorted(present - met):
             message = Message(RecordDict({"order": wire.write({})}), node, ANNOUNCE)
             self._asked |= dict.fromkeys(self._grid.push_messages([message]), node)
 
@@ -96,5 +104,21 @@ class Roster:
                 self._failed[node] = time.monotonic() + ASK_AGAIN
                 self._journal.note("unusable", node, reason=str(error))
                 continue
-            self._known[node] = Member(node, said.device, said.memory, said.own_data)
-            self._journal.note("joined", node, device=said.device, memory=said.memory)
+            self._admit(Member(node, said.device, said.memory, said.own_data))
+
+    def _admit(self, member: Member, known: bool = False) -> None:
+        """Take a node for its device, unless another one is; one that is known is not noted."""
+        if member.device not in self.members:
+            self._known[member.node] = member
+            self._journal.note("joined", member.node, device=member.device, memory=member.memory)
+            return
+        self._rivals[member.node] = member
+        if not known:
+            reason = self._conflict(member)
+            self._journal.note("refused", member.node, device=member.device, reason=reason)
+
+    def _conflict(self, rival: Member) -> str:
+        return (
+            f"node {rival.node} says that it is device {rival.device}, which node "
+            f"{self.members[rival.device].node} is; give one of them another partition-id"
+        )

@@ -148,10 +148,11 @@ class SLT(Stepwise):
         return [*found, total]
 
     def step(self, state: State, round_index: int) -> int:
-        """Return the step of a round."""
+        """Return the step of a round; the last goes on in a run that is made longer."""
         if self.options.rounds == "early_stop":
             return int(state.extras["step"])
-        return next(n for n, end in enumerate(state.extras["ends"]) if round_index < end)
+        ends = state.extras["ends"]
+        return next((n for n, end in enumerate(ends) if round_index < end), len(ends) - 1)
 
     # ---- the server
 

@@ -66,8 +66,10 @@ class LiveTable:
 
 def _ended(outcome: Outcome) -> str:
     if outcome.result is None:
-        return "failed: " + outcome.error if outcome.exit_code != 3 else "nobody can train"
-    return f"{outcome.result['accuracy']:.1%} in {outcome.result['seconds']:.0f} s"
+        return f"failed: {outcome.error}" if outcome.exit_code != 3 else "nothing was trained"
+    sizes = outcome.result["sizes"]
+    best = f" (best {max(sizes.values()):.1%})" if len(sizes) > 1 else ""
+    return f"{outcome.result['accuracy']:.1%}{best} in {outcome.result['seconds']:.0f} s"
 
 
 def _under_way(job: Job) -> str:

@@ -20,7 +20,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def rows_of(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> list[Row]:
     """Return the table of a comparison; of one run, its only line."""
     rows = [
-        summarise(name, {run.seed: run.totals() for run in some})
+        summarise(
+            name,
+            {run.seed: run.totals() for run in some if not run.error},
+            next((run.error for run in some if run.error), ""),
+        )
         for name, some in by_row(runs).items()
     ]
     return [*rows, *(summarise(name, {}, reason) for name, reason in failures)]
@@ -61,7 +65,7 @@ def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
     rest = [figure for name, figure in figures.items() if name not in _tab_names()]
     parts = [
         _header(title, rows, runs),
-        _table(rows) if len(rows) > 1 else "",
+        _table(rows) if len(rows) > 1 or rows[0].note else "",
         _tabs(tabs, runs[0].metric.capitalize()),
         *(_section(figure) + _reasons(figure, runs) for figure in rest),
         _details(runs),
@@ -79,15 +83,27 @@ def headline(rows: Sequence[Row], runs: Sequence[Run]) -> str:
     """Return what came out, in a few words; methods within their spreads are called close."""
     data = own_name(runs[0].config["data"]["name"])
     ranked = sorted((row for row in rows if row.accuracy), key=lambda row: -row.mean)
-    best = ranked[0]
+    if not ranked:
+        return f"nothing was learned on {data}"
+    best, more = ranked[0], _of_sizes(ranked)
     if len(ranked) == 1:
-        return f"{best.name} reaches {best.mean:.1%} on {data}"
+        return f"{best.name} reaches {best.mean:.1%} on {data}{more}"
     second = ranked[1]
     if best.mean - second.mean <= (best.spread or 0.0) + (second.spread or 0.0):
-        return (
-            f"{best.name} and {second.name} are close on {data}: {best.mean:.1%}, {second.mean:.1%}"
-        )
-    return f"{best.name} leads on {data} with {best.mean:.1%}"
+        scores = f"{best.mean:.1%}, {second.mean:.1%}"
+        return f"{best.name} and {second.name} are close on {data}: {scores}{more}"
+    return f"{best.name} leads on {data} with {best.mean:.1%}{more}"
+
+
+def _of_sizes(rows: Sequence[Row]) -> str:
+    """Return which sizes a headline speaks of, given its rows, the first one first."""
+    sized = [row for row in rows if row.best is not None]
+    if not sized:
+        return ""
+    top = max(sized, key=lambda row: row.best or 0.0)
+    whose = "" if len(rows) == 1 else f" of {top.name}"
+    what = "mean of sizes" if rows[0].main == "mean" else "main size"
+    return f" ({what}); the best size{whose} has {top.best:.1%}"
 
 
 def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
@@ -106,10 +122,13 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
     )
     asked = sum(len(run.updates) for run in runs)
     trained = sum(line["refused"] is None for run in runs for line in run.updates)
-    best = max((row for row in rows if row.accuracy), key=lambda row: row.mean)
+    best = max((row.mean for row in rows if row.accuracy), default=None)
     metric = first.metric
+    sized = [row.best for row in rows if row.best is not None]
+    worst = [row.worst for row in rows if row.worst is not None]
     facts = {
-        f"best {metric}" if len(rows) > 1 else metric: f"{best.mean:.1%}",
+        f"best {metric}" if len(rows) > 1 else metric: "none" if best is None else f"{best:.1%}",
+        **({"best size": f"{max(sized):.1%}", "worst size": f"{min(worst):.1%}"} if sized else {}),
         "sent, both ways": format_bytes(sum(row.sent * len(row.seeds) for row in rows)),
         "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),
         "updates merged": f"{trained:,} of {asked:,}",
@@ -133,6 +152,7 @@ def _table(rows: Sequence[Row]) -> str:
             cells = f'<td class="words" colspan="{len(chosen)}">{escape(row.note)}</td>'
         body += f"<tr><td>{swatch}{escape(row.name)}</td>{cells}</tr>"
     seeds = list(dict.fromkeys(seed for row in rows for seed in row.seeds))
+    words = escape(summary.meaning(rows))
     links = [
         _link("table.csv", "text/csv", summary.comma_separated(rows, seeds), "Table (CSV)"),
         _link("table.md", "text/markdown", summary.markdown(rows), "Markdown"),
@@ -140,7 +160,7 @@ def _table(rows: Sequence[Row]) -> str:
     ]
     return (
         '<section id="table"><h2>The table</h2><p class="note">Accuracy is the mean over the '
-        "seeds, ± the standard deviation; costs are means of one run.</p>"
+        f"seeds, ± the standard deviation; costs are means of one run. {words}</p>"
         f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
         f'<tbody>{body}</tbody></table></div><p class="data">{" · ".join(links)}</p></section>'
     )

@@ -1,5 +1,6 @@
-"""The progress line: round, accuracy, bytes, peak memory, time left. Silent without a terminal."""
+"""Progress on stderr: a line that follows the run; without a terminal, a line for each round."""
 
+import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -13,10 +14,11 @@ from sizewise.structure import format_bytes
 
 
 class Progress:
-    """A line on stderr that follows a run."""
+    """What a run has come to, round by round."""
 
     def __init__(self, rounds: int) -> None:
         console = Console(stderr=True)
+        self._rounds = rounds
         self._bar = Bar(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -48,4 +50,7 @@ class Progress:
         facts.append(f"sent {format_bytes(totals.bytes_up + totals.bytes_down)}")
         if totals.peak_bytes:
             facts.append(f"peak {format_bytes(max(totals.peak_bytes.values()))}")
-        self._bar.update(self._task, completed=line["round"], facts=", ".join(facts))
+        said = ", ".join(facts)
+        if self._bar.disable:
+            print(f"round {line['round']} of {self._rounds}: {said}", file=sys.stderr, flush=True)
+        self._bar.update(self._task, completed=line["round"], facts=said)

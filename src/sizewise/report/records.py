@@ -1,6 +1,7 @@
 """What a report knows: run folders, read as they are, without torch and without the data."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -102,6 +103,11 @@ class Run:
         }
 
     @property
+    def error(self) -> str:
+        """Why nothing was learned, if so."""
+        return str(self.result.get("error") or "")
+
+    @property
     def sizes(self) -> dict[str, float]:
         """The accuracy of each deployed size at the last evaluation."""
         scored = [line["sizes"] for line in self.history if "sizes" in line]
@@ -156,7 +162,8 @@ def _read_run(path: Path, row: str | None) -> Run:
     history = list(lines(path / "history.jsonl"))
     if not any("accuracy" in line for line in history):
         raise CheckpointError(
-            f"no round of {str(path)!r} has been evaluated yet; go on with `sizewise resume {path}`"
+            f"no round of {str(path)!r} has been evaluated yet; "
+            f"go on with `sizewise resume {shlex.quote(str(path))}`"
         )
     return Run(
         row or config["method"]["name"],

@@ -2,10 +2,12 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
+
+from sizewise.ranking import ranking
 
 Result = Mapping[str, Any]
 
@@ -18,8 +20,12 @@ class Row:
         name: Its name.
         seeds: The seeds that were run to the end.
         accuracy: Of the main model, by seed, 0 to 1.
-        worst: Lowest accuracy of any deployed size; None where there is one size only.
-        average: Mean accuracy of the deployed sizes; likewise.
+        main: Which size that is; "mean" where it is a mean over sizes.
+        best: Highest accuracy of any deployed size; None where there is one size only.
+        best_size: Which size that is; several where the seeds differ.
+        worst: Lowest accuracy; likewise.
+        worst_size: Which size that is.
+        average: Mean accuracy of the deployed sizes; None where there is one only.
         steps: Optimiser steps of all devices.
         sent: Bytes, both ways.
         flops: Spent on devices.
@@ -32,7 +38,11 @@ class Row:
     name: str
     seeds: tuple[int, ...] = ()
     accuracy: tuple[float, ...] = ()
+    main: str = ""
+    best: float | None = None
+    best_size: str = ""
     worst: float | None = None
+    worst_size: str = ""
     average: float | None = None
     steps: float = 0.0
     sent: float = 0.0
@@ -58,14 +68,18 @@ def summarise(name: str, by_seed: Mapping[int, Result], note: str = "") -> Row:
     results = list(by_seed.values())
     if not results:
         return Row(name, note=note)
-    sizes = [list(result["sizes"].values()) for result in results]
-    several = any(len(scores) > 1 for scores in sizes)
+    ranks = [ranking(result["accuracy"], result["sizes"]) for result in results]
+    several = any(len(result["sizes"]) > 1 for result in results)
     return Row(
         name,
         seeds=tuple(by_seed),
         accuracy=tuple(result["accuracy"] for result in results),
-        worst=fmean(min(scores) for scores in sizes) if several else None,
-        average=fmean(fmean(scores) for scores in sizes) if several else None,
+        main=_names(rank["main"] or "mean" for rank in ranks),
+        best=fmean(rank["best"]["accuracy"] for rank in ranks) if several else None,
+        best_size=_names(rank["best"]["size"] for rank in ranks) if several else "",
+        worst=fmean(rank["worst"]["accuracy"] for rank in ranks) if several else None,
+        worst_size=_names(rank["worst"]["size"] for rank in ranks) if several else "",
+        average=fmean(rank["mean"] for rank in ranks) if several else None,
         steps=fmean(result["steps"] for result in results),
         sent=fmean(result["bytes_up"] + result["bytes_down"] for result in results),
         flops=fmean(result["flops"] for result in results),
@@ -76,12 +90,23 @@ def summarise(name: str, by_seed: Mapping[int, Result], note: str = "") -> Row:
     )
 
 
+def _names(names: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(names))
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column of the table for people."""
+    """A column of the table for people.
+
+    Attributes:
+        head: What is above it.
+        cell: What a row has in it.
+        cost: Whether it tells what a method cost, not what it reached.
+    """
 
     head: str
     cell: Callable[[Row], str]
+    cost: bool = True
 
 
 _FLOPS = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
@@ -89,15 +114,15 @@ _FLOPS = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
 
 def columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns that these rows have something to say in."""
-    sized = any(row.worst is not None for row in rows)
+    sized = any(row.best is not None for row in rows)
     refusing = any(row.refused for row in rows)
     work = max((row.flops for row in rows), default=0.0)
     unit, size = next((u for u in _FLOPS if work >= u[1]), _FLOPS[-1])
     brief = max((row.seconds for row in rows), default=0.0) < 120
     found = [
-        Column("accuracy %", _accuracy),
-        Column("by seed", lambda row: " ".join(f"{100 * score:.1f}" for score in row.accuracy)),
-        Column("worst / average size", _sizes) if sized else None,
+        Column("main size %" if sized else "accuracy %", _accuracy, cost=False),
+        Column("by seed", _by_seed, cost=False),
+        *(_SIZED if sized else ()),
         Column("refused", lambda row: f"{row.refused:,.0f}") if refusing else None,
         Column("steps", lambda row: f"{row.steps:,.0f}"),
         Column("sent MB", lambda row: f"{row.sent / 1e6:,.1f}"),
@@ -115,10 +140,29 @@ def _accuracy(row: Row) -> str:
     return f"{100 * row.mean:.1f}{spread}"
 
 
-def _sizes(row: Row) -> str:
-    if row.worst is None or row.average is None:
+def _by_seed(row: Row) -> str:
+    return " ".join(f"{100 * score:.1f}" for score in row.accuracy)
+
+
+def _size(score: float | None, name: str = "") -> str:
+    if score is None:
         return ""
-    return f"{100 * row.worst:.1f} / {100 * row.average:.1f}"
+    return f"{100 * score:.1f} ({name})" if name else f"{100 * score:.1f}"
+
+
+_SIZED = (
+    Column("best size %", lambda row: _size(row.best, row.best_size), cost=False),
+    Column("mean of sizes %", lambda row: _size(row.average), cost=False),
+    Column("worst size %", lambda row: _size(row.worst, row.worst_size), cost=False),
+)
+
+
+def meaning(rows: Sequence[Row]) -> str:
+    """Return which sizes the accuracies are of, in one sentence; "" where there is no choice."""
+    if not any(row.best is not None for row in rows):
+        return ""
+    mains = ", ".join(f"{row.name}: {row.main}" for row in rows if row.accuracy)
+    return f"Main sizes, the models that a method is about: {mains}."
 
 
 def cells(row: Row, chosen: Sequence[Column]) -> list[str]:
@@ -134,6 +178,8 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [f"| | {' | '.join(column.head for column in chosen)} |"]
     lines.append("|---" * (len(chosen) + 1) + "|")
     lines += [f"| {row.name} | {' | '.join(cells(row, chosen))} |" for row in rows]
+    if words := meaning(rows):
+        lines += ["", words]
     return "\n".join(lines) + "\n"
 
 
@@ -149,6 +195,7 @@ def latex(rows: Sequence[Row]) -> str:
         *body,
         r"\bottomrule",
         r"\end{tabular}",
+        *([f"% {words}"] if (words := meaning(rows)) else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -163,7 +210,8 @@ def comma_separated(rows: Sequence[Row], seeds: Sequence[int]) -> str:
     """Return the table as CSV: plain numbers, one column for each seed's accuracy."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    costs = ("worst", "average", "steps", "sent", "flops", "peak", "refused", "seconds", "note")
+    sizes = ("main", "best", "best_size", "worst", "worst_size", "average")
+    costs = (*sizes, "steps", "sent", "flops", "peak", "refused", "seconds", "note")
     scores = [f"accuracy_seed_{seed}" for seed in seeds]
     writer.writerow(["method", "accuracy_mean", "accuracy_sd", *scores, *costs])
     for row in rows:

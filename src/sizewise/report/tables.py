@@ -1,8 +1,8 @@
 """Tables for the terminal."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sizewise.federation import Federation
-from sizewise.report.summary import Row, cells, columns
+from sizewise.ranking import ranking
+from sizewise.report.summary import Column, Row, cells, columns, meaning
+from sizewise.resuming import sentences
 from sizewise.structure import format_bytes, format_flops
 
 
@@ -26,6 +28,12 @@ def announce(federation: Federation) -> None:
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
+
+
+def announce_changes(federation: Federation) -> None:
+    """Say on stderr what of a run's config is different from now on."""
+    for sentence in sentences(federation.folder.changes, federation.config.recipe):
+        print(sentence, file=sys.stderr)
 
 
 def show_result(result: Mapping[str, Any]) -> None:
@@ -47,14 +55,17 @@ def show_result(result: Mapping[str, Any]) -> None:
     if len(sizes) > 1:
         shown = ", ".join(f"{size} {accuracy:.1%}" for size, accuracy in sizes[:12])
         console.print(f"by size   {shown}{' ...' if len(sizes) > 12 else ''}")
-        scores = [accuracy for _, accuracy in sizes]
-        console.print(f"          worst {min(scores):.1%}, average {fmean(scores):.1%}")
+        rank = ranking(result["accuracy"], result["sizes"])
+        best, worst = (f"{rank[k]['accuracy']:.1%} ({rank[k]['size']})" for k in ("best", "worst"))
+        console.print(f"          best {best}, worst {worst}, mean {rank['mean']:.1%}")
     for refusal in result["refused"]:
         who = f"{refusal['group']} devices (e.g. {refusal['devices'][0]})"
         console.print(f"refused   {who}, {refusal['times']} times: {refusal['reason']}")
     accuracy = result["accuracy"]
     title = result["metric"].ljust(8)
-    console.print(f"{title}  {accuracy:.1%}" if accuracy is not None else f"{title}  unknown")
+    which = f" ({result['main'] or 'mean over sizes'})" if len(sizes) > 1 else ""
+    score = f"{accuracy:.1%}{which}" if accuracy is not None else "unknown"
+    console.print(f"{title}  {score}")
     up, down = format_bytes(result["bytes_up"]), format_bytes(result["bytes_down"])
     console.print(f"sent      {up} up, {down} down, {format_flops(result['flops'])} on devices")
     console.print(f"time      {result['seconds']:.1f} s for {result['rounds']} rounds")
@@ -79,7 +90,7 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
             needs = format_bytes(stage["bytes"]["peak"])
             numbers = (f"{stage['steps']:,}", f"{stage['flops'] / 1e9:,.3g}")
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
-    console = Console(highlight=False)
+    console = _console()
     console.print(table)
     for row in rows:
         if row["refused"]:
@@ -101,21 +112,47 @@ def show_export(facts: Mapping[str, Any]) -> None:
 
 def show_comparison(rows: Sequence[Row], folder: Path) -> None:
     """Print the table of a comparison, and where its files are."""
-    chosen = columns(rows)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for column in chosen:
-        table.add_column(column.head, justify="right")
-    console = Console(highlight=False, markup=False)
-    for row in rows:
-        table.add_row(row.name, *(cells(row, chosen) if row.accuracy else ["-"] * len(chosen)))
-    console.print(table)
+    console = _console()
+    for table in comparison_tables(rows, console):
+        console.print(table)
+    if words := meaning(rows):
+        console.print(words, soft_wrap=True)
     for row in rows:
         if row.note:
             console.print(f"{row.name}: {row.note}", soft_wrap=True)
     console.print(f"folder    {folder}", soft_wrap=True)
     if any(row.accuracy for row in rows):
         console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
+
+
+def comparison_tables(rows: Sequence[Row], console: Console) -> list[Table]:
+    """Return the table of a comparison; where it is too wide, what was reached and what it cost."""
+    chosen = columns(rows)
+    whole = _comparison_table(rows, chosen)
+    needed = console.measure(whole, options=console.options.update(max_width=UNCUT)).maximum
+    if needed <= console.width:
+        return [whole]
+    parts = ([column for column in chosen if column.cost == cost] for cost in (False, True))
+    return [_comparison_table(rows, part) for part in parts]
+
+
+def _comparison_table(rows: Sequence[Row], chosen: Sequence[Column]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in chosen:
+        table.add_column(column.head, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, *(cells(row, chosen) if row.accuracy else ["-"] * len(chosen)))
+    return table
+
+
+UNCUT = 1000
+"""Columns of what is not a terminal: a file has no edge at which to cut a table."""
+
+
+def _console() -> Console:
+    terminal = sys.stdout.isatty()
+    return Console(highlight=False, markup=False, width=None if terminal else UNCUT)
 
 
 def _bytes(amount: int | None, otherwise: str) -> str:
