@@ -1,5 +1,10 @@
+import json
+from pathlib import Path
+
 import pytest
 
+from sizewise import config as configs
+from sizewise import session
 from sizewise.environment import SAME_BITS, drift, environment
 
 
@@ -23,3 +28,23 @@ def test_another_cpu_or_torch_is_named() -> None:
     assert said is not None
     assert "cpu was ABACUS and is " in said
     assert "torch was 0.4 and is " in said
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = {
+        "rounds": 1,
+        "data": {"train_limit": 60, "test_limit": 20},
+        "method": {"name": "fedavg"},
+    }
+    config = configs.from_dict({**tables, "model": {"name": "linear"}})
+    with session.started(config, tmp_path / "run") as federation:
+        federation.run()
+    path = tmp_path / "run" / "environment.json"
+    for cpu in (environment()["cpu"], "ABACUS"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "cpu": cpu}))
+        caplog.clear()
+        with session.resumed(tmp_path / "run"):
+            pass
+        assert ("cpu was ABACUS" in caplog.text) == (cpu == "ABACUS")
