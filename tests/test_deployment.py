@@ -181,3 +181,37 @@ def test_what_is_no_run_or_no_export(tmp_path: Path) -> None:
     assert_one_sentence(sizewise("export", tmp_path, "--size", "full"), "is not a run folder")
     with pytest.raises(deployment.CheckpointError, match="is not a model that `sizewise export`"):
         deployment.load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "local"},
+        {"name": "local", "sizes": "depth"},
+        {"name": "fedin"},
+        {"name": "fedgkt", "client": "cnn", "client_args": {"layers": [6, 8]}, "server_epochs": 1},
+        {"name": "slt"},
+    ],
+    ids=lambda method: method.get("sizes", method["name"]),
+)
+def test_models_of_a_device_or_a_step_come_back_too(tmp_path: Path, method: dict[str, Any]) -> None:
+    """Which sizes they have depends on what happened in the run, not on its config alone."""
+    tables = {
+        "rounds": 2,
+        "model": {"name": "cnn", "args": {"layers": [6, 8]}},
+        "data": {"train_limit": 120, "test_limit": 40},
+        "fleet": {"devices": 3, "per_round": 2, "ratios": [0.95, 2.0]},
+        "recipe": {"batch": 8, "lr": 0.05, "norm": "tracked"},
+        "method": method,
+    }
+    with session.started(configs.from_dict(tables), tmp_path / "run") as federation:
+        sizes = federation.run()["sizes"]
+    images = torch.randn(3, *IMAGE)
+    for number, size in enumerate(sizes):
+        out = tmp_path / f"{number}.safetensors"
+        assert deployment.export(tmp_path / "run", out, size=size)["size"] == size
+        found = federation.folder.newest()
+        assert found is not None
+        expected = federation.method.deploy(found[0])[size]().eval()
+        with torch.no_grad():
+            assert torch.equal(deployment.load(out)(images), expected(images)), size

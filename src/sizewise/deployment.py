@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,6 +32,7 @@ from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.memory import predict
 from sizewise.run import RunFolder
 from sizewise.session import Setting
+from sizewise.state import State
 from sizewise.structure import build, format_bytes, nearest, plain
 from sizewise.task import Task
 from sizewise.threads import one_thread
@@ -59,6 +60,8 @@ class Deployed:
         peak: Bytes of inference at their peak, predicted, for a batch of `batch`.
         batch: Samples at a time.
         parameters: How many it has.
+        extras: What the run's state says of its sizes.
+        owner: The device whose memory it was made from, if that is one.
     """
 
     size: str
@@ -67,6 +70,8 @@ class Deployed:
     peak: int
     batch: int
     parameters: int
+    extras: Mapping[str, Any]
+    owner: int | None
 
 
 @one_thread()  # As in the run, so that what is measured is the same.
@@ -115,7 +120,8 @@ def export(
         "tokenizer": _write_tokenizer(setting, out),
         "run_dir": str(path),
     }
-    description = {**facts, **_description(setting)}
+    whose = {"extras": plain(chosen.extras), "owner": chosen.owner}
+    description = {**facts, **_description(setting), **whose}
     checkpoint.write_bytes(out.with_suffix(".json"), json.dumps(description, indent=1).encode())
     checkpoint.write_bytes(out.with_suffix(".md"), card.markdown(description).encode())
     return facts
@@ -169,7 +175,7 @@ def _choose(
     if size is not None:
         if size not in models:
             raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
-        return _deployed(setting, size, models[size](), batch)
+        return _deployed(setting, state, size, models[size](), batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
@@ -177,7 +183,7 @@ def _choose(
         module = _frozen(setting, models[name](), calibrate=False)
         peaks[name] = _peak(module, setting.method.task, batch)
         if memory is not None and peaks[name] <= memory:
-            return _deployed(setting, name, models[name](), batch)
+            return _deployed(setting, state, name, models[name](), batch)
     least = min(peaks, key=lambda name: peaks[name])
     raise ConfigError(
         f"no model of the run fits {format_bytes(memory or 0)}: {least!r} needs {peaks[least]:,} "
@@ -185,7 +191,7 @@ def _choose(
     )
 
 
-def _deployed(setting: Setting, size: str, module: nn.Module, batch: int) -> Deployed:
+def _deployed(setting: Setting, state: State, size: str, module: nn.Module, batch: int) -> Deployed:
     module = _frozen(setting, module, calibrate=True)
     data, recipe = setting.dataset, setting.config.recipe
     scores = evaluation.score(module, data, recipe.eval_batch)
@@ -197,6 +203,8 @@ def _deployed(setting: Setting, size: str, module: nn.Module, batch: int) -> Dep
         _peak(module, setting.method.task, batch),
         batch,
         sum(parameter.numel() for parameter in module.parameters()),
+        state.extras,
+        setting.method.owners(state).get(size),
     )
 
 
@@ -333,7 +341,10 @@ def load(path: Path) -> nn.Module:
     options = dict(facts["method"])
     kind = methods.find(options.pop("name"))
     method = kind(build(Task, facts["task"]), build(kind.Options, options, "method"))
-    module = copy.deepcopy(method.deploy(method.setup())[facts["size"]]())
+    # A state in which the model has its size; its tensors come from the file.
+    owners: dict[int, dict[str, Tensor]] = {} if facts["owner"] is None else {facts["owner"]: {}}
+    state = replace(method.setup(), extras=facts["extras"], devices=owners)
+    module = copy.deepcopy(method.deploy(state)[facts["size"]]())
     if norms.uses_batch_statistics(module):
         module = norms.recalibrate(module, ())
     module.load_state_dict(load_file(path), strict=False)
