@@ -20,7 +20,9 @@ def rows(config: Config) -> list[dict[str, Any]]:
     """Return one row for each device class, as `sizewise plan --json` prints it."""
     from sizewise import session  # which imports this file: a run notes its plans as well
 
-    return rows_of(session.prepare(config))
+    setting = session.prepare(config)
+    session.checked(setting.method)
+    return rows_of(setting)
 
 
 def rows_of(setting: "Setting", wishes: bool = True) -> list[dict[str, Any]]:
