@@ -9,6 +9,7 @@
 It is a config and a session underneath; those offer everything.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 from torch import nn
 
 from sizewise import config as configs
-from sizewise import deployment, session
+from sizewise import cuts, deployment, session
+from sizewise.cuts import Cuts
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
 from sizewise.federation import Observer
@@ -44,6 +46,14 @@ class FinishedRun:
         """Of the main deployed model on the test set, 0 to 1."""
         found: float = self.result["accuracy"]
         return found
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """How much of the model shrinks with the width, and what does not; None if nothing is cut.
+
+        `print(run.cuts)` says it in a sentence.
+        """
+        return cuts.read(self.folder)
 
     def report(self, out: str | Path = "report.html") -> Path:
         """Write its report, one HTML file, and return where."""
@@ -99,6 +109,8 @@ def federate(
     config = configs.from_dict(chosen)
     given = data if isinstance(data, Dataset) else None
     with session.started(config, None if out is None else Path(out), given) as federation:
+        if (found := cuts.read(federation.folder.path)) is not None:
+            print(found, file=sys.stderr)
         return FinishedRun(federation.folder.path, federation.run(observe), given)
 
 

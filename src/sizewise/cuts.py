@@ -3,8 +3,12 @@
 Without torch: reports read it from run folders.
 """
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
+
+from sizewise.structure import build
 
 FILE = "cuts.json"
 """Where a run folder keeps it; there is none if the method cuts nothing."""
@@ -39,3 +43,9 @@ class Cuts:
         more = len(self.whole) - SHOWN
         named = [*self.whole[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return f"{said}; whole: {'; '.join(named)}"
+
+
+def read(folder: Path) -> Cuts | None:
+    """Return what a run folder says; None if the method cuts nothing, or the folder is older."""
+    path = folder / FILE
+    return build(Cuts, json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
