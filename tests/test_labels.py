@@ -43,10 +43,10 @@ def test_keeping_a_dimension_whole_frees_the_other() -> None:
     labels, tensor = joint()
     labels.keep_whole(tensor, 1, "would be noted if it fixed something")
     assert labels.along(tensor, 0).tolist() == [1, 4]
-    assert not labels.notes
-    labels.where = "op in layer"
+    assert labels.notes.sentences() == ()
+    labels.notes.place = "op", "layer"
     labels.keep_whole(tensor, 0, "stays whole")
-    assert list(labels.notes) == ["op in layer stays whole"]
+    assert labels.notes.sentences() == ("op in layer stays whole",)
     assert set(labels.find(np.arange(7))) == {FIXED}
 
 

@@ -18,29 +18,18 @@ inside every head, the same entries in all, so the number of heads stays.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from sizewise import layer_rules, shape_rules
-from sizewise.dispatch import DispatchMode
-from sizewise.dry_run import (
-    computed,
-    named_tensors,
-    on_meta,
-    operation,
-    positional,
-    run,
-    tensors_in,
-)
+from sizewise.dry_run import named_tensors, on_meta, run, tensors_in
 from sizewise.errors import ModelError
+from sizewise.failures import OTHERWISE, Paths, reason, told
 from sizewise.labels import FIXED, Array, Labels, varying
-from sizewise.layer_rules import FACTORIES, POINTWISE, first, pointwise, unknown
+from sizewise.tracer import Result, Tracer
 
 Kept = Mapping[str, Tensor]
 """For each group's name, the kept channels: a sorted int64 tensor."""
@@ -80,12 +69,14 @@ class Step:
         module: Path of the module whose forward ran it.
         shape: Shape of its (first) result.
         ids: For each dimension that can be cut, the channel id of each coordinate.
+        drops: Whether it is a sum in which a loosely cut model drops channels of a shortcut.
     """
 
     operation: str
     module: str
     shape: tuple[int, ...]
     ids: Mapping[int, Array]
+    drops: bool = False
 
     def cut_shape(self, mask: Mask) -> tuple[int, ...]:
         """Return the shape of the same result in a model that has only the kept channels."""
@@ -107,18 +98,25 @@ class Channels:
         saved: Names of the tensors in the model's `state_dict`, in its order.
         parameters: Names of the parameters, each tensor once.
         inputs: Meta tensors of the shapes that were traced.
-        steps: Results of the operations that compute something, in order.
+        passes: Results of the operations that compute something, in order, of a forward pass in
+            eval mode (key False); and of one in training mode (True) if that runs others.
+        broadcasts: Paths of the modules that add a single channel to all of another tensor.
         loose: Whether residual streams may become narrower on the way.
     """
 
     groups: tuple[Group, ...]
     notes: tuple[str, ...]
     tensors: Mapping[str, tuple[Array, ...]]
-    steps: tuple[Step, ...]
+    passes: Mapping[bool, tuple[Step, ...]]
     saved: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     inputs: tuple[Tensor, ...] = ()
+    broadcasts: frozenset[str] = frozenset()
     loose: bool = False
+
+    def steps(self, training: bool = False) -> tuple[Step, ...]:
+        """Return the results of the operations in a mode."""
+        return self.passes.get(training, self.passes[False])
 
     @property
     def cut_share(self) -> float:
@@ -175,8 +173,10 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
             stream is then a group of its own, and the sum has its channels; a model that is cut so
             drops the others from the shortcut.
 
+    Both modes are traced, so that what runs in training only is understood as well.
+
     Raises:
-        ModelError: The model cannot run on such inputs without data.
+        ModelError: The model cannot be copied, or cannot run on such inputs without data.
     """
     inputs = tuple(tensor.to("meta") for tensor in inputs)
     double = on_meta(model)
@@ -185,40 +185,57 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     for tensor in {id(t): t for t in named.values()}.values():
         if tensor.is_floating_point():
             labels.add(tensor)
-    tracer = _Tracer(labels, loose)
-    tracer.follow(double)
+    for tensor in inputs:
+        labels.set_from_inputs(tensor)
+    paths = Paths(double)
+    tracers = {False: _followed(double, labels, paths, inputs, loose)}
     try:
-        with tracer:
-            result = run(double, *inputs)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{type(model).__name__} cannot be traced on inputs of shape "
-            f"{', '.join(str(tuple(t.shape)) for t in inputs)}: {reason}"
-        ) from error
-    outputs = tensors_in(result)
-    if not outputs:
-        raise ModelError(
-            f"{type(model).__name__} gives a {type(result).__name__} without tensors in it that "
-            "could be kept whole; wrap it in a module whose forward returns the logits"
-        )
-    for tensor in outputs:
-        for factor in labels.of(tensor):
-            labels.fix(factor)
-    _leave_out(labels, double, tracer.used)
+        tracers[True] = _followed(double.train(), labels, paths, inputs, loose)
+    except ModelError as error:
+        # It may need data there, to drop layers at random say. `verify` runs it with data.
+        labels.notes.place = "", type(model).__name__
+        why = reason(error.__cause__ or error)
+        labels.notes.add(f"is traced in eval mode only, as in training it cannot run so: {why}")
+    used = {key: None for tracer in tracers.values() for key in tracer.used}
+    _leave_out(labels, double, used)
     labels.resolve()
     if loose:
         # Layers follow each other as they run, whatever the order of their definition.
-        order = {key: number for number, key in enumerate(tracer.used)}
+        order = {key: number for number, key in enumerate(used)}
         named = dict(sorted(named.items(), key=lambda item: order.get(id(item[1]), len(order))))
-    found = _collect(labels, named, tracer.steps)
+    found = _collect(labels, named, {mode: tracer.results for mode, tracer in tracers.items()})
     return replace(
         found,
         saved=tuple(model.state_dict()),
         parameters=tuple(name for name, _ in model.named_parameters()),
         inputs=inputs,
+        broadcasts=frozenset[str]().union(*(tracer.broadcasts for tracer in tracers.values())),
         loose=loose,
     )
+
+
+def _followed(
+    double: nn.Module, labels: Labels, paths: Paths, inputs: Sequence[Tensor], loose: bool
+) -> Tracer:
+    """Run a model without data in the mode that it is in, and label all that it computes."""
+    name = type(double).__name__
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+    advice = f"check that it takes such inputs, {OTHERWISE}"
+    tracer = Tracer(labels, double, paths, loose)
+    with told(paths, f"{name} cannot be traced on inputs of shape {shapes}", advice), tracer:
+        result = run(double, *inputs)
+    outputs = tensors_in(result)
+    if not outputs:
+        raise ModelError(
+            f"{name} gives a {type(result).__name__} without tensors in it that "
+            "could be kept whole; wrap it in a module whose forward returns the logits"
+        )
+    labels.notes.place = "", f"what {name} returns"
+    for tensor in outputs:
+        tracer.forget(tensor)
+        for factor in labels.of(tensor):
+            labels.fix(factor, "in training stays whole" if double.training else "")
+    return tracer
 
 
 def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
@@ -226,83 +243,26 @@ def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
     tensor: Tensor
     for path, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
-            labels.where = path
+            labels.notes.place = "", path
             for tensor in module.parameters():
                 for factor in labels.of(tensor):
                     labels.fix(factor, "is recurrent, which cannot be cut; it stays whole")
     for name, tensor in named_tensors(model):
         if id(tensor) not in used:
-            labels.where = name
+            labels.notes.place = "", name
             for factor in labels.of(tensor):
                 labels.fix(factor, "takes no part in the forward pass; it stays whole")
-
-
-_RULES = layer_rules.RULES | shape_rules.RULES
-
-
-class _Tracer(DispatchMode):
-    """Applies the rule of every operation that runs, and remembers what came out."""
-
-    def __init__(self, labels: Labels, loose: bool) -> None:
-        super().__init__()
-        self.labels = labels
-        self.loose = loose
-        self.used: dict[int, None] = {}  # In the order of the first use.
-        # By the tensors themselves: the id of one that is gone may be given to another.
-        self._read: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
-        self.steps: list[tuple[Step, list[Array]]] = []
-        self._path: list[str] = []
-
-    def follow(self, model: nn.Module) -> None:
-        """Keep track of the module whose forward is running, for notes."""
-
-        def enter(path: str) -> Callable[..., None]:
-            return lambda *_: self._path.append(path)
-
-        def leave(*_: object) -> None:
-            self._path.pop()
-
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(enter(path))
-            module.register_forward_hook(leave)
-
-    def _added(self, terms: list[Tensor]) -> list[Tensor]:
-        """Return the terms of a sum without a stream that others have read: that is a shortcut."""
-        fresh = [term for term in terms if term not in self._read]
-        return fresh if len(terms) == 2 and len(fresh) == 1 else terms
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name, module = operation(func), (self._path or [""])[-1]
-        read = tensors_in((args, kwargs))
-        self.used.update(dict.fromkeys(id(tensor) for tensor in read))
-        if any(self.labels.of(tensor) for tensor in read) and name not in FACTORIES:
-            self.labels.where = f"{name} in {module or 'the model'}"
-            if name == "add" and self.loose and len(added := self._added(read)) < len(read):
-                pointwise(self.labels, first(out), added)
-            elif name in _RULES:
-                _RULES[name](self.labels, out, *positional(func, args, kwargs))
-            elif torch.Tag.pointwise in func.tags or name in POINTWISE:
-                pointwise(self.labels, first(out), read)
-            else:
-                unknown(self.labels, read)
-        for tensor in read:
-            self._read[tensor] = True
-        for kind in computed(func):
-            step = Step(kind, module, tuple(first(out).shape), {})
-            self.steps.append((step, self.labels.of(first(out))))
-        return out
 
 
 def _collect(
     labels: Labels,
     named: Mapping[str, Tensor],
-    steps: list[tuple[Step, list[Array]]],
+    results: Mapping[bool, Sequence[Result]],
 ) -> Channels:
     """Number the channels group by group and write every tensor's dimensions in these numbers."""
+    for result in (result for found in results.values() for result in found):
+        for factor in result.factors:
+            labels.reduced(factor)  # One that is down to a single set by now is fixed.
     roots: dict[str, list[Array]] = {}
     for name, tensor in named.items():
         cut = _by_dimension(labels, labels.of(tensor))
@@ -332,18 +292,28 @@ def _collect(
         count += len(channels)
         spots = tuple((tensor, dim) for tensor, dim, _ in where)
         groups.append(Group(name, len(groups), len(channels), spots))
+
+    def step(result: Result) -> Step:
+        dims = _by_dimension(labels, result.factors)
+        ids = {dim: lookup[found] for dim, found in dims.items()}
+        return Step(result.operation, result.module, result.shape, ids, result.drops)
+
     return Channels(
         groups=tuple(groups),
-        notes=tuple(labels.notes),
+        notes=labels.notes.sentences(),
         tensors={name: tuple(lookup[found] for found in dims) for name, dims in roots.items()},
-        steps=tuple(
-            replace(
-                step,
-                ids={d: lookup[found] for d, found in _by_dimension(labels, factors).items()},
-            )
-            for step, factors in steps
-        ),
+        passes={
+            mode: tuple(map(step, found))
+            for mode, found in results.items()
+            if not mode or _unlike(found, results[False])
+        },
     )
+
+
+def _unlike(some: Sequence[Result], others: Sequence[Result]) -> bool:
+    """Tell whether two passes run different operations."""
+    kinds = [[(r.operation, r.module, r.shape) for r in results] for results in (some, others)]
+    return kinds[0] != kinds[1]
 
 
 def _by_dimension(labels: Labels, factors: Iterable[Array]) -> dict[int, Array]:

@@ -5,10 +5,7 @@ model out of any module, without its constructor: a copy that holds the cut tens
 are told their new sizes (`resize`). `sizewise.masking.verify` checks that the two belong together.
 """
 
-import copy
-import math
 from functools import singledispatch
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from sizewise.channels import Channels, Kept, Mask
-from sizewise.dispatch import DispatchMode
-from sizewise.dry_run import computed, named_tensors, on_meta, run
-from sizewise.errors import ModelError
+from sizewise import checking
+from sizewise.channels import Channels, Kept, Mask, Step
+from sizewise.copying import copied, remake
+from sizewise.dry_run import named_tensors
+from sizewise.errors import ModelError, SizewiseError
+from sizewise.failures import reason
 from sizewise.labels import Array
-from sizewise.layer_rules import first
 from sizewise.narrowing import drop_channels
 from sizewise.view import Index, Slot
 
@@ -65,41 +63,65 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
         channels: What `trace` found in it.
         kept: For each group, the kept channels.
         check: Compare the results of all operations of the narrow model with the shapes they must
-            have, in one pass without data. It finds a forward that uses a stored number of
-            channels, which could go wrong in silence.
+            have, without data. It finds a forward that uses a stored number of channels, which
+            could go wrong in silence.
 
     Raises:
-        ModelError: `kept` does not fit the groups, or the narrow copy fails the check.
+        ModelError: `kept` does not fit the groups, the model cannot be copied, or the narrow copy
+            fails the check.
     """
     mask = channels.mask(kept)
-    # A memo that knows the cut tensors: the copy takes them, once for all names of a tied one, and
-    # the large tensors are never copied.
-    memo: dict[int, Any] = {}
-    for name, tensor in named_tensors(model):
-        if id(tensor) not in memo:
-            piece = Slot(name, _index(channels.tensors[name], mask)).read({name: tensor.detach()})
-            # Contiguous in any case: narrow channels-last convolutions corrupt memory on CPU.
-            piece = piece.clone(memory_format=torch.contiguous_format)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(piece, tensor.requires_grad) if is_parameter else piece
-    small = copy.deepcopy(model, memo)
-    for narrow, full in zip(small.modules(), model.modules(), strict=True):
-        resize(narrow, full)
-    for step in channels.steps:
-        if step.operation == "native_layer_norm":
-            norm = small.get_submodule(step.module)
-            if isinstance(norm, nn.LayerNorm):  # It may have no tensor to read its size off.
-                norm.normalized_shape = step.cut_shape(mask)[-len(norm.normalized_shape) :]
+    names = {id(tensor): name for name, tensor in named_tensors(model)}
+
+    def piece(tensor: Tensor) -> Tensor:
+        name = names[id(tensor)]
+        found = Slot(name, _index(channels.tensors[name], mask)).read({name: tensor.detach()})
+        # Contiguous in any case: narrow channels-last convolutions corrupt memory on CPU.
+        return found.clone(memory_format=torch.contiguous_format)
+
+    small = copied(model, piece)
+    remake(small)
+    for (path, narrow), full in zip(small.named_modules(), model.modules(), strict=True):
+        _resize(narrow, full, path or type(model).__name__)
+    for step in (step for steps in channels.passes.values() for step in steps):
+        _resize_norm(small, model, step, mask)
     if channels.loose:
-        for part in small.modules():  # Of each, because some run the parts of a model one by one.
-            if next(part.children(), None) is not None or part is small:
-                drop_channels(part)
+        for path, part in small.named_modules():
+            # Of each, because some run the parts of a model one by one.
+            if part is small or path in channels.broadcasts or next(part.children(), None):
+                drop_channels(part, path in channels.broadcasts)
     if check:
-        _check(small, channels, mask)
+        checking.check(small, channels, mask)
     return small
 
 
 # ---- layers that store their sizes
+
+
+def _resize(narrow: nn.Module, full: nn.Module, path: str) -> None:
+    """Update a module's sizes; raise ModelError, with its path, if that fails."""
+    try:
+        resize(narrow, full)
+    except SizewiseError as error:
+        raise ModelError(f"{path} cannot be cut so: {error}") from error
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be told its new sizes ({reason(error)}); see what "
+            f"sizewise.cutting.resize does for {type(full).__name__}"
+        ) from error
+
+
+def _resize_norm(small: nn.Module, model: nn.Module, step: Step, mask: Mask) -> None:
+    """Update the sizes of a norm that may have no tensor to read them off."""
+    if step.operation == "native_layer_norm":
+        norm = small.get_submodule(step.module)
+        if isinstance(norm, nn.LayerNorm):
+            norm.normalized_shape = step.cut_shape(mask)[-len(norm.normalized_shape) :]
+    elif step.operation == "native_group_norm":
+        norm, full = small.get_submodule(step.module), model.get_submodule(step.module)
+        if isinstance(norm, nn.GroupNorm) and isinstance(full, nn.GroupNorm):
+            norm.num_channels = step.cut_shape(mask)[1]
+            norm.num_groups = full.num_groups * norm.num_channels // full.num_channels
 
 
 @singledispatch
@@ -152,13 +174,6 @@ def _(narrow: _NormBase, full: _NormBase) -> None:
 
 
 @resize.register
-def _(narrow: nn.GroupNorm, full: nn.GroupNorm) -> None:
-    if narrow.weight is not None:
-        narrow.num_channels = len(narrow.weight)
-        narrow.num_groups = full.num_groups * narrow.num_channels // full.num_channels
-
-
-@resize.register
 def _(narrow: nn.Embedding, full: nn.Embedding) -> None:
     narrow.num_embeddings, narrow.embedding_dim = narrow.weight.shape
 
@@ -174,58 +189,3 @@ def _(narrow: nn.MultiheadAttention, full: nn.MultiheadAttention) -> None:
         )
     narrow.embed_dim = narrow.kdim = narrow.vdim = outer
     narrow.head_dim = outer // narrow.num_heads
-
-
-# ---- the check
-
-
-class _Recorder(DispatchMode):
-    """Notes the shapes of all results that are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[str, tuple[int, ...]]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        out = func(*args, **(kwargs or {}))
-        self.shapes += [(kind, tuple(first(out).shape)) for kind in computed(func)]
-        return out
-
-
-def _check(small: nn.Module, channels: Channels, mask: Mask) -> None:
-    """Raise ModelError unless every operation gives the shape that its channels predict."""
-    advice = (
-        "its forward may use a number of channels that it stored: read it off a tensor, or update "
-        "it with sizewise.cutting.resize"
-    )
-    recorder, double = _Recorder(), on_meta(small)
-    kind = next((t.dtype for _, t in named_tensors(small) if t.is_floating_point()), torch.float)
-    inputs = (x.to(kind) if x.is_floating_point() else x for x in channels.inputs)
-    try:
-        with recorder:
-            run(double, *inputs)
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{type(small).__name__} cannot run when it is cut ({reason}); {advice}"
-        ) from error
-    for step, (name, shape) in zip(channels.steps, recorder.shapes, strict=False):
-        expected = step.cut_shape(mask)
-        if name != step.operation or _rows(shape) != _rows(expected):
-            raise ModelError(
-                f"{type(small).__name__} goes another way when it is cut: expected "
-                f"{step.operation} of shape {expected} in {step.module or 'it'}, got "
-                f"{name} of shape {shape}; {advice}"
-            )
-    if len(channels.steps) != len(recorder.shapes):
-        raise ModelError(
-            f"{type(small).__name__} runs {len(recorder.shapes)} operations when it is cut instead "
-            f"of {len(channels.steps)}; {advice}"
-        )
-
-
-def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    # Leading dimensions may or may not be flattened for a product.
-    return (math.prod(shape[:-1]), *shape[-1:])

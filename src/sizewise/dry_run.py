@@ -1,13 +1,16 @@
 """Running models without data, and seeing every operation that they run."""
 
-import copy
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from sizewise.copying import copied
 
 _COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
 _PRODUCTS = {
@@ -19,13 +22,13 @@ _PRODUCTS = {
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in eval mode without data, whose tied tensors are still tied."""
-    memo: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        empty = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
-    return copy.deepcopy(model, memo).eval()
+    """Return a copy of a model in eval mode without data, whose tied tensors are still tied.
+
+    Raises:
+        ModelError: The model cannot be copied.
+    """
+    double = copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+    return double.requires_grad_(False).eval()
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -35,10 +38,27 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def run(model: nn.Module, *inputs: Tensor) -> object:
-    """Run a forward pass in which every operation is seen, on the device of the inputs."""
-    with torch.no_grad(), torch.device(inputs[0].device), _no_fast_path():
+    """Run a forward pass in which every operation is seen, on the device of the inputs.
+
+    What the model draws at random is the same each time, and nobody else's numbers change.
+    """
+    with torch.no_grad(), torch.device(inputs[0].device), _no_fast_path(), _same_numbers():
         result: object = model(*inputs)
     return result
+
+
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 @contextmanager

@@ -15,6 +15,10 @@ that no factor varies over (batch, pixels, classes) is kept as a whole.
     the same, flattened, (B, C * H * W)      one factor, (1, C * H * W), labels repeated
     C split into heads, (B, N, heads, C/h)   one factor over both dimensions, until an operation
                                              asks for the labels along one of them
+
+Two things are known of a tensor besides: whether it was computed from the model's inputs, because
+what it loses is worth a note; and whether it is *loud*, that is, not zero where a channel is
+dropped that the full model has masked (see `silence`).
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
@@ -28,6 +32,9 @@ Array = npt.NDArray[np.int64]
 
 FIXED = 0
 
+PAIRED = "pairs channels with something that is whole; they stay whole"
+TIED = "ties all channels of a dimension to each other; they stay whole"
+
 
 def varying(factor: Array) -> list[int]:
     """Return the dimensions that a factor varies over."""
@@ -39,15 +46,48 @@ def spread(labels: Array, dim: int, rank: int) -> Array:
     return labels.reshape([-1 if d == dim % rank else 1 for d in range(rank)])
 
 
+Place = tuple[str, str]
+"""An operation and the path of the module that runs it."""
+
+
+class Notes:
+    """What is left whole: for each operation and reason, the modules in which it is."""
+
+    def __init__(self) -> None:
+        self.place: Place = ("", "")  # Where the trace is.
+        self.made: list[tuple[str, str, str]] = []  # Operation, reason and module, in order.
+
+    def add(self, why: str, place: Place | None = None) -> None:
+        """Note a reason, where the trace is or at another place; each once."""
+        operation, module = place or self.place
+        if (operation, why, module) not in self.made:
+            self.made.append((operation, why, module))
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return a sentence for each operation and reason, in the order of the first of them."""
+        places: dict[tuple[str, str], list[str]] = {}
+        for operation, why, module in self.made:
+            places.setdefault((operation, why), []).append(module or "the model")
+        found = []
+        for (operation, why), (first, *others) in places.items():
+            where = f"{operation} in {first}" if operation else first
+            more = f"{', '.join(others[:2])}" + f" and {len(others) - 2} more" * (len(others) > 2)
+            found.append(f"{where} {why}" + (f" (also {more})" if others else ""))
+        return tuple(found)
+
+
 class Labels:
     """Unified labels (a union-find on arrays) and the factors of every tensor seen."""
 
     def __init__(self) -> None:
-        self.notes: dict[str, None] = {}  # Ordered, each once.
-        self.where = ""  # The operation under way, for notes.
+        self.notes = Notes()
+        self.layer: object = None  # The module whose forward is under way.
         self._parent = np.zeros(1, dtype=np.int64)
         self._factors: MutableMapping[Tensor, list[Array]] = WeakTensorKeyDictionary()
+        self._loud: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self._from_inputs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._joint: list[Array] = []
+        self._ties: list[tuple[Array, Place]] = []
 
     # ---- sets
 
@@ -88,8 +128,14 @@ class Labels:
     def fix(self, labels: Array, why: str = "") -> None:
         """Keep these labels always; with a reason, say so in the notes."""
         if why and (self.find(labels) != FIXED).any():
-            self.notes[f"{self.where} {why}"] = None
+            self.notes.add(why)
         self.union(labels, np.zeros(1, dtype=np.int64))
+
+    def tie(self, labels: Array, first: Array) -> None:
+        """Unify labels of one dimension with its first ones, and remember where that was."""
+        if (self.find(labels) != self.find(first)).any():
+            self._ties.append((first.ravel(), self.notes.place))
+            self.union(labels, first)
 
     # ---- tensors
 
@@ -102,6 +148,10 @@ class Labels:
                 factor = first
         if factor.size == 1 and factor.flat[0] != FIXED:
             # One set fills the dimension. To drop it would leave a tensor without entries.
+            for tied, place in reversed(self._ties):
+                if factor.flat[0] in self.find(tied):
+                    self.notes.add(TIED, place)
+                    break
             self.fix(factor)
         return factor
 
@@ -110,9 +160,26 @@ class Labels:
         found = (self.reduced(factor) for factor in self._factors.get(tensor, ()))
         return [factor for factor in found if factor.size > 1]
 
-    def put(self, tensor: Tensor, factors: Sequence[Array]) -> None:
-        """Set a tensor's factors."""
+    def put(self, tensor: Tensor, factors: Sequence[Array], loud: bool = False) -> None:
+        """Set a tensor's factors, and whether it is loud."""
         self._factors[tensor] = list(factors)
+        self._loud[tensor] = loud
+
+    def loud(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor may be other than zero where its channels are dropped."""
+        return self._loud.get(tensor, False)
+
+    def set_loud(self, tensor: Tensor, loud: bool) -> None:
+        """Set whether a tensor is loud."""
+        self._loud[tensor] = loud
+
+    def from_inputs(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor was computed from the model's inputs, and not from weights only."""
+        return tensor in self._from_inputs
+
+    def set_from_inputs(self, tensor: Tensor) -> None:
+        """Remember that a tensor was computed from the model's inputs."""
+        self._from_inputs[tensor] = True
 
     def along(self, tensor: Tensor, dim: int) -> Array | None:
         """Return the labels (n,) along a dimension, or None if it is kept as a whole.
@@ -125,7 +192,7 @@ class Labels:
             if factor.shape[dim] > 1:
                 for other in varying(factor):
                     if other != dim:
-                        self.union(factor, factor.take([0], other))
+                        self.tie(factor, factor.take([0], other))
                 lone = self.reduced(factor)
                 return lone.ravel() if lone.size > 1 else None
         return None
@@ -140,17 +207,38 @@ class Labels:
         for factor in self.of(tensor):
             if factor.shape[dim] > 1:
                 if len(varying(factor)) > 1:
-                    self.union(factor, factor.take([0], dim))
+                    self.tie(factor, factor.take([0], dim))
                 else:
                     self.fix(factor, why)
 
-    def meet(self, left: Array | None, right: Array | None) -> None:
-        """Unify the labels of two dimensions that are paired; a whole one makes the other whole."""
+    def meet(self, left: Array | None, right: Array | None, *, why: Sequence[str] = "") -> None:
+        """Unify the labels of two dimensions that are paired; what is whole makes the other whole.
+
+        Args:
+            left: Labels (n,), or None for a dimension that is whole.
+            right: The same of the other dimension.
+            why: For each of them, the note to make if some of its labels become fixed.
+        """
+        for one, other, reason in zip((left, right), (right, left), why, strict=False):
+            if one is not None and reason:
+                fixed = True if other is None else self.find(other) == FIXED
+                if ((self.find(one) != FIXED) & fixed).any():
+                    self.notes.add(reason)
         if left is not None and right is not None:
             self.union(left, right)
         for one, other in ((left, right), (right, left)):
             if one is not None and other is None:
                 self.fix(one)
+
+    def pair(self, left: Tensor, left_dim: int, right: Tensor, right_dim: int) -> Array | None:
+        """Unify the labels of two tensors along a dimension of each, and return them.
+
+        A tensor that was computed from the model's inputs and becomes whole by this is noted.
+        Weights are not: what they read is whole, so there is nothing to cut.
+        """
+        sides = self.along(left, left_dim), self.along(right, right_dim)
+        self.meet(*sides, why=[PAIRED if self.from_inputs(t) else "" for t in (left, right)])
+        return None if sides[1] is None else sides[0]
 
     def split_later(self, factor: Array) -> None:
         """Remember a dimension that was split into several, for `resolve`."""
@@ -166,7 +254,7 @@ class Labels:
         for joint in self._joint:
             factor = self.reduced(joint)  # Most were decided by whatever read them.
             for other in varying(factor)[:-1]:
-                self.union(factor, factor.take([0], other))
+                self.tie(factor, factor.take([0], other))
             self.reduced(factor)
 
 

@@ -15,9 +15,20 @@ from torch.overrides import TorchFunctionMode
 _SUMS = frozenset({torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__})
 
 
-def drop_channels(model: nn.Module) -> nn.Module:
-    """Let a model's sums drop the last channels of the wider of two terms; changes it in place."""
-    dropper = _Dropper()
+def channel_dim(rank: int) -> int:
+    """Return the dimension of channels: second in feature maps, last in tokens and vectors."""
+    return 1 if rank > 3 else -1
+
+
+def drop_channels(model: nn.Module, broadcasts: bool = False) -> nn.Module:
+    """Let a model's sums drop the last channels of the wider of two terms; changes it in place.
+
+    Args:
+        model: Any module. Sums in modules inside it that drop channels themselves are theirs.
+        broadcasts: Whether it adds a single channel to all others, which drops nothing. Otherwise a
+            single channel is what is left of many.
+    """
+    dropper = _Dropper(broadcasts)
     model.register_forward_pre_hook(dropper.begin)
     model.register_forward_hook(dropper.end, always_call=True)
     return model
@@ -26,11 +37,12 @@ def drop_channels(model: nn.Module) -> nn.Module:
 class _Dropper:
     """Watches the sums of a model while its forward runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, broadcasts: bool) -> None:
         self._modes: list[_Sums] = []
+        self._broadcasts = broadcasts
 
     def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        mode = _Sums()
+        mode = _Sums(self._broadcasts)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
@@ -41,6 +53,10 @@ class _Dropper:
 class _Sums(TorchFunctionMode):
     """Cuts the wider of two terms to the other's shape."""
 
+    def __init__(self, broadcasts: bool) -> None:
+        super().__init__()
+        self._broadcasts = broadcasts
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -49,19 +65,22 @@ class _Sums(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
-            args = (*_fitted(args[0], args[1]), *args[2:])
+            args = (*_fitted(args[0], args[1], self._broadcasts), *args[2:])
+            with torch._C.DisableTorchFunction():  # The modules around this one have no say.
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _fitted(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _fitted(left: Tensor, right: Tensor, broadcasts: bool) -> tuple[Tensor, Tensor]:
     if left.ndim != right.ndim:
         return left, right
     sizes = enumerate(zip(left.shape, right.shape, strict=True))
     differ = [dim for dim, (a, b) in sizes if a != b]
-    # Channels come second in feature maps and last in tokens. Tensors that differ in other places,
-    # such as biases and positions, are broadcast as ever; a head may be down to one channel.
-    channel = 1 if left.ndim > 3 else left.ndim - 1
+    # Tensors that differ in other places, such as biases and positions, are broadcast as ever.
+    channel = channel_dim(left.ndim) % max(left.ndim, 1)
     if differ != [channel]:
         return left, right
     size = min(left.shape[channel], right.shape[channel])
+    if size == 1 and broadcasts:
+        return left, right
     return left.narrow(channel, 0, size), right.narrow(channel, 0, size)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from sizewise.dry_run import tensors_in
 from sizewise.labels import FIXED, Labels, Rule, Rules, spread, varying
 from sizewise.layer_rules import first, paired, unknown
 
@@ -130,7 +131,7 @@ def _split(
         if factor.shape[dim] > 1:
             parts = np.split(factor, len(out), dim)
             for part in parts[1:]:
-                labels.union(parts[0], part)
+                labels.tie(part, parts[0])
     # What was unified is the same in every part.
     size_of_part = out[0].shape[dim]
     factors = [f.take(range(min(size_of_part, f.shape[dim])), dim) for f in labels.of(x)]
@@ -187,28 +188,42 @@ def _reduced(x: Tensor, dims: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple({dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)})
 
 
-def _reduction(mixes: bool) -> Rule:
-    """Return the rule of a reduction; `mixes`: also what is absent would change its result."""
+def _reduction(at: int = 0) -> Rule:
+    """Return the rule of a reduction whose dimensions are the argument `at` after the tensor."""
 
-    def apply(
-        labels: Labels,
-        out: Tensor,
-        x: Tensor,
-        dims: int | Sequence[int] | None = None,
-        keepdim: bool = False,
-    ) -> None:
+    def apply(labels: Labels, out: Any, x: Tensor, *args: Any) -> None:
+        dims = args[at] if len(args) > at else None
+        if isinstance(dims, Tensor):  # The larger of two tensors goes by the same name.
+            unknown(labels, [x, dims])
+            return
         gone = _reduced(x, dims)
-        for dim in gone if mixes else ():
+        for dim in gone:
             labels.keep_whole(x, dim, "mixes channels; those it reads stay whole")
-        left = [f for f in labels.of(x) if mixes or not set(varying(f)) & set(gone)]
-        labels.put(out, [f if keepdim else f.squeeze(gone) for f in left])
+        for result in tensors_in(out):
+            kept = result.ndim == x.ndim
+            labels.put(result, [f if kept else f.squeeze(gone) for f in labels.of(x)])
 
     return apply
 
 
-RULES.update(dict.fromkeys(("mean", "sum", "amax", "amin"), _reduction(mixes=True)))
-# A channel that is gone is a zero to what is left, and to `any` a zero is nothing.
-RULES["any"] = _reduction(mixes=False)
+for _name in ("mean", "sum", "amax", "amin", "max", "min", "prod", "logsumexp"):
+    RULES[_name] = _reduction()
+for _name in ("var", "std", "var_mean", "std_mean"):
+    RULES[_name] = _reduction()
+RULES["linalg_vector_norm"] = _reduction(at=1)
+
+
+@RULES.add("any")
+def _any(
+    labels: Labels, out: Tensor, x: Tensor, dims: int | Sequence[int] | None = None, *args: Any
+) -> None:
+    if labels.loud(x):
+        RULES["sum"](labels, out, x, dims)
+        return
+    # A channel that is gone is a zero to what is left, and to `any` a zero is nothing.
+    gone = _reduced(x, dims)
+    left = [f for f in labels.of(x) if not set(varying(f)) & set(gone)]
+    labels.put(out, [f if out.ndim == x.ndim else f.squeeze(gone) for f in left])
 
 
 def _spatial(rank: int) -> Rule:
