@@ -195,7 +195,7 @@ _TEXT = {
 }
 _D_MODEL = {**_TEXT, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
 _IMAGE = {**_TEXT, "image_size": 32, "patch_size": 8}
-_STAGES = {"num_channels": 3, "depths": [1, 1], "hidden_sizes": [16, 32]}
+_STAGES = {"num_channels": 3, "depths": [1, 1, 1, 1], "hidden_sizes": [16, 16, 32, 32]}
 
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Bert": _TEXT,
@@ -280,4 +280,4 @@ def named() -> list[Module]:
     from outside_oddities import ODDITIES
 
     odd = [Module("oddity", kind.__name__, kind, getattr(kind, "SHAPE", IMAGE)) for kind in ODDITIES]
-    return [*_transformers(), *_timm(), *odd]
+    return [*odd, *_transformers(), *_timm()]

@@ -150,10 +150,9 @@ class Method:
         """Return the channels that a piece keeps; None if it is not cut out of a wider model."""
         return self.task.kept(piece.cut.get("width", 1.0))
 
-    def cuts(self, state: State) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Piece]:
         """Return pieces that stand for all that a run cuts: they are checked before it begins."""
-        pieces = self.pieces(state)
-        return [*pieces[:1], *pieces[-1:]]
+        return (self.main,)
 
     # ---- the server, for each device of a round
 

@@ -21,7 +21,6 @@ from sizewise.dry_run import on_meta
 from sizewise.errors import ConfigError
 from sizewise.method import Method
 from sizewise.plan import Piece
-from sizewise.state import State
 from sizewise.submodels import Submodel
 from sizewise.task import Task
 from sizewise.training import own_tensors
@@ -120,7 +119,7 @@ class Scalewise(Method):
         width = piece.cut.get("width", 1.0)
         return None if width == 1 else indices.keep(self.channels, width)
 
-    def cuts(self, state: State) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Piece]:
         """Return the narrowest and the widest of the submodels that lack channels."""
         cut = [piece for piece in self.submodels if self.kept(piece) is not None]
         cut.sort(key=lambda piece: float(piece.cut["width"]))

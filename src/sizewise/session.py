@@ -102,7 +102,7 @@ def checked(method: Method) -> Cuts | None:
         ModelError: A piece does not compute what the model with its other channels masked does.
     """
     seen = set()
-    for piece in method.cuts(method.setup()):
+    for piece in method.cuts():
         kept = method.kept(piece)
         if kept is None or method.traced is None:
             continue

@@ -102,7 +102,10 @@ class Stepwise(Method):
         full = self.task.build()
         if not piece.cut:
             return full
-        return cutting.shrink(full, self.channels, self._chosen(piece), check=False)
+        return self._shrunk(full, piece)
+
+    def _shrunk(self, full: nn.Module, piece: Piece, check: bool = False) -> nn.Module:
+        return cutting.shrink(full, self.channels, self._chosen(piece), check=check)
 
     def kept(self, piece: Piece) -> Kept | None:
         """Return the channels that a configuration keeps; None if it is the whole model."""
@@ -142,7 +145,12 @@ class Stepwise(Method):
             if self.options.assign == "ratio":
                 self._bytes[key] = accounting.hooks(module, self._images, stage.trainable)
             else:
-                self._bytes[key] = self.predicted(module, stage).footprint.peak
+                try:
+                    self._bytes[key] = self.predicted(module, stage).footprint.peak
+                except ModelError:
+                    if width < 1:  # Which layer is to blame is known to the check.
+                        self._shrunk(self.task.build(), self.piece(full, width), check=True)
+                    raise
         return self._bytes[key]
 
     def capacity(self, device: Device) -> int | None:

@@ -143,9 +143,9 @@ class Widthwise(Method):
         width = piece.cut["width"]
         return indices.keep(self.channels, width, self.rule(piece), self.options.rounding)
 
-    def cuts(self, state: State) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Piece]:
         """Return the narrowest and the widest piece that devices train."""
-        widths = [width for width in state.extras["widths"] if width < 1]
+        widths = [width for width in self.fitting() if width < 1]
         return [self.piece(width) for width in (*widths[:1], *widths[-1:])]
 
     def build(self, piece: Piece) -> nn.Module:

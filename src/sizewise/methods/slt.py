@@ -160,11 +160,10 @@ class SLT(Stepwise):
         extras |= {"best": None, "since": 0}
         return replace(self.extended(state, pieces), extras={**state.extras, **extras})
 
-    def cuts(self, state: State) -> Sequence[Piece]:
-        """Return configurations whose width drops at the first layer, half way, and at the last."""
-        narrow = [(n, width) for n, width in enumerate(state.extras["widths"]) if width < 1]
-        chosen = {n: narrow[n] for n in (0, len(narrow) // 2, len(narrow) - 1) if narrow}
-        return [self.piece(full, width) for full, width in chosen.values()]
+    def cuts(self) -> Sequence[Piece]:
+        """Return the first configuration, and the one whose width drops half way."""
+        pieces = [self.piece(n, width) for n, width in enumerate(self.table) if width < 1]
+        return [*pieces[:1], *pieces[len(pieces) // 2 :][:1]]
 
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Give a device the round's configuration, with as few frozen layers as it can hold."""
