@@ -46,12 +46,12 @@ from torch.utils._pytree import tree_leaves
 
 from sizewise import cutting, indices, masking
 from sizewise.channels import Channels, Kept, trace
-from sizewise.errors import ModelError, SizewiseError
+from sizewise.errors import SizewiseError
 
 TOLERANCE = 1e-8
 
 SILENT = 1e-30
-"""What dropped entries are set to: not 0, so that a weight that is divided by its norm stays one."""
+"""What dropped entries are set to: not 0, so that a weight can be divided by its norm."""
 
 
 @dataclass(frozen=True)

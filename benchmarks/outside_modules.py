@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -141,7 +141,7 @@ def _import_timm() -> Any:
     """Return timm, imported with a stub of torchvision, which it wants for its data only."""
 
     class Stub(types.ModuleType):
-        __path__: list[str] = []
+        __path__: ClassVar[list[str]] = []
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
@@ -220,13 +220,27 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Gemma": {**_TEXT, "num_key_value_heads": 2, "head_dim": 8},
     "Bloom": {"vocab_size": WORDS, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "Falcon": {**_TEXT, "new_decoder_architecture": False},
-    "T5Encoder": {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    "T5Encoder": {
+        "vocab_size": WORDS,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+    },
     "Mamba": {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
     "ViT": _IMAGE,
     "DeiT": _IMAGE,
     "Beit": _IMAGE,
     "Dinov2": _IMAGE,
-    "Swin": {"image_size": 32, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [3, 6], "window_size": 4},
+    "Swin": {
+        "image_size": 32,
+        "patch_size": 2,
+        "embed_dim": 24,
+        "depths": [2, 2],
+        "num_heads": [3, 6],
+        "window_size": 4,
+    },
     "ConvNext": _STAGES,
     "ConvNextV2": _STAGES,
     "ResNet": {**_STAGES, "embedding_size": 16},
@@ -234,7 +248,12 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "PoolFormer": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
     "Segformer": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
     "MobileNetV2": {},
-    "PvtV2": {"image_size": 32, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4]},
+    "PvtV2": {
+        "image_size": 32,
+        "hidden_sizes": [16, 16, 32, 32],
+        "depths": [1, 1, 1, 1],
+        "num_attention_heads": [1, 2, 2, 4],
+    },
 }
 
 
@@ -267,7 +286,7 @@ def _backbone(name: str, options: dict[str, Any], shape: tuple[int, ...]) -> nn.
 
 
 def _transformers() -> list[Module]:
-    images = [name for name in TRANSFORMERS][[*TRANSFORMERS].index("ViT") :]
+    images = list(TRANSFORMERS)[list(TRANSFORMERS).index("ViT") :]
     found = []
     for name, options in TRANSFORMERS.items():
         shape = IMAGE if name in images else TOKENS
@@ -279,5 +298,7 @@ def named() -> list[Module]:
     """Return all modules."""
     from outside_oddities import ODDITIES
 
-    odd = [Module("oddity", kind.__name__, kind, getattr(kind, "SHAPE", IMAGE)) for kind in ODDITIES]
+    odd = [
+        Module("oddity", kind.__name__, kind, getattr(kind, "SHAPE", IMAGE)) for kind in ODDITIES
+    ]
     return [*odd, *_transformers(), *_timm()]

@@ -1,4 +1,5 @@
 """Modules that do one thing each which cutting by width could get wrong without a word."""
+# ruff: noqa: D102  (the class says what is odd about it)
 
 import math
 import warnings
