@@ -18,14 +18,16 @@ inside every head, the same entries in all, so the number of heads stays.
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from sizewise.dry_run import named_tensors, on_meta, run, tensors_in
+from sizewise.dispatch import DispatchMode
+from sizewise.dry_run import Recorder, named_tensors, on_meta, run, tensors_in
 from sizewise.errors import ModelError
 from sizewise.failures import OTHERWISE, Paths, reason, told
 from sizewise.labels import FIXED, Array, Labels, varying
@@ -179,7 +181,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         ModelError: The model cannot be copied, or cannot run on such inputs without data.
     """
     inputs = tuple(tensor.to("meta") for tensor in inputs)
-    double = on_meta(model)
+    double = on_meta(model, plain=True)
     labels = Labels()
     named = dict(named_tensors(double))
     for tensor in {id(t): t for t in named.values()}.values():
@@ -188,14 +190,18 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     for tensor in inputs:
         labels.set_from_inputs(tensor)
     paths = Paths(double)
-    tracers = {False: _followed(double, labels, paths, inputs, loose)}
+    watch = partial(_outputs, double, paths, inputs)
+    tracers = {False: Tracer(labels, double, paths, loose)}
+    _follow(tracers[False], labels, partial(watch, False))
     try:
-        tracers[True] = _followed(double.train(), labels, paths, inputs, loose)
+        if _differs(tracers[False], paths, partial(watch, True)):
+            tracers[True] = Tracer(labels, double, paths, loose)
+            _follow(tracers[True], labels, partial(watch, True))
     except ModelError as error:
         # It may need data there, to drop layers at random say. `verify` runs it with data.
         labels.notes.place = "", type(model).__name__
         why = reason(error.__cause__ or error)
-        labels.notes.add(f"is traced in eval mode only, as in training it cannot run so: {why}")
+        labels.notes.add(f"is traced in eval mode only; in training it needs data ({why})")
     used = {key: None for tracer in tracers.values() for key in tracer.used}
     _leave_out(labels, double, used)
     labels.resolve()
@@ -214,28 +220,44 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     )
 
 
-def _followed(
-    double: nn.Module, labels: Labels, paths: Paths, inputs: Sequence[Tensor], loose: bool
-) -> Tracer:
-    """Run a model without data in the mode that it is in, and label all that it computes."""
+_Watched = Callable[[DispatchMode], list[Tensor]]
+"""Runs a model without data, seen by a dispatch mode, and returns its outputs."""
+
+
+def _outputs(
+    double: nn.Module, paths: Paths, inputs: Sequence[Tensor], training: bool, mode: DispatchMode
+) -> list[Tensor]:
     name = type(double).__name__
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
     advice = f"check that it takes such inputs, {OTHERWISE}"
-    tracer = Tracer(labels, double, paths, loose)
-    with told(paths, f"{name} cannot be traced on inputs of shape {shapes}", advice), tracer:
-        result = run(double, *inputs)
+    with told(paths, f"{name} cannot be traced on inputs of shape {shapes}", advice):
+        double.train(training)
+        with mode:
+            result = run(double, *inputs)
     outputs = tensors_in(result)
     if not outputs:
         raise ModelError(
             f"{name} gives a {type(result).__name__} without tensors in it that "
             "could be kept whole; wrap it in a module whose forward returns the logits"
         )
-    labels.notes.place = "", f"what {name} returns"
-    for tensor in outputs:
+    return outputs
+
+
+def _follow(tracer: Tracer, labels: Labels, watched: _Watched) -> None:
+    """Label all that a model computes, and fix what it returns."""
+    tracer.outputs = watched(tracer)
+    for tensor in tracer.outputs:
         tracer.forget(tensor)
         for factor in labels.of(tensor):
-            labels.fix(factor, "in training stays whole" if double.training else "")
-    return tracer
+            labels.fix(factor)
+
+
+def _differs(tracer: Tracer, paths: Paths, watched: _Watched) -> bool:
+    """Tell whether a model computes or returns something else than it did when it was traced."""
+    recorder = Recorder(paths)
+    shapes = [[t.shape for t in found] for found in (watched(recorder), tracer.outputs)]
+    traced = [(result.operation, result.module, result.shape) for result in tracer.results]
+    return traced != recorder.seen or shapes[0] != shapes[1]
 
 
 def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
@@ -302,18 +324,8 @@ def _collect(
         groups=tuple(groups),
         notes=labels.notes.sentences(),
         tensors={name: tuple(lookup[found] for found in dims) for name, dims in roots.items()},
-        passes={
-            mode: tuple(map(step, found))
-            for mode, found in results.items()
-            if not mode or _unlike(found, results[False])
-        },
+        passes={mode: tuple(map(step, found)) for mode, found in results.items()},
     )
-
-
-def _unlike(some: Sequence[Result], others: Sequence[Result]) -> bool:
-    """Tell whether two passes run different operations."""
-    kinds = [[(r.operation, r.module, r.shape) for r in results] for results in (some, others)]
-    return kinds[0] != kinds[1]
 
 
 def _by_dimension(labels: Labels, factors: Iterable[Array]) -> dict[int, Array]:

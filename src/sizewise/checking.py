@@ -5,14 +5,13 @@ uses a number of channels that it stored often runs on fewer of them, with other
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from sizewise.channels import Channels, Mask, Step
-from sizewise.dispatch import DispatchMode
-from sizewise.dry_run import computed, named_tensors, on_meta, run, tensors_in
+from sizewise.dry_run import Recorder, Seen, named_tensors, on_meta, run
 from sizewise.errors import ModelError
 from sizewise.failures import OTHERWISE, Paths, told
 
@@ -30,47 +29,29 @@ def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
         channels: What `trace` found in the full model.
         mask: Which channels are kept.
     """
-    double = on_meta(small)
+    double = on_meta(small, plain=True)
     paths = Paths(double)
     kind = next((t.dtype for _, t in named_tensors(small) if t.is_floating_point()), torch.float)
     inputs = [x.to(kind) if x.is_floating_point() else x for x in channels.inputs]
     for training, steps in channels.passes.items():
-        recorder = _Recorder(paths)
+        recorder = Recorder(paths)
         with told(paths, f"{type(small).__name__} cannot run when it is cut", _ADVICE), recorder:
             run(double.train(training), *inputs)
-        _compare(type(small).__name__, recorder.steps, steps, mask)
+        _compare(type(small).__name__, recorder.seen, steps, mask)
 
 
-class _Recorder(DispatchMode):
-    """Notes the shapes of all results that are computed, and where."""
-
-    def __init__(self, paths: Paths) -> None:
-        super().__init__()
-        self.steps: list[Step] = []
-        self._paths = paths
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        out = func(*args, **(kwargs or {}))
-        found = tensors_in(out)
-        if found and found[0].is_floating_point():
-            shape = tuple(found[0].shape)
-            self.steps += [Step(kind, self._paths.current, shape, {}) for kind in computed(func)]
-        return out
-
-
-def _compare(name: str, got: list[Step], steps: tuple[Step, ...], mask: Mask) -> None:
-    for ours, step in zip(got, steps, strict=False):
+def _compare(name: str, got: Sequence[Seen], steps: Sequence[Step], mask: Mask) -> None:
+    for (operation, _, shape), step in zip(got, steps, strict=False):
         expected = step.cut_shape(mask)
-        if ours.operation != step.operation or _rows(ours.shape) != _rows(expected):
+        if operation != step.operation or _rows(shape) != _rows(expected):
             raise ModelError(
                 f"{name} goes another way when it is cut: expected {step.operation} of shape "
-                f"{expected} in {step.module or 'it'}, got {ours.operation} of shape "
-                f"{ours.shape}; {_ADVICE}"
+                f"{expected} in {step.module or 'it'}, got {operation} of shape "
+                f"{shape}; {_ADVICE}"
             )
     if len(got) != len(steps):
-        place = max(got, steps, key=len)[min(len(got), len(steps))].module
+        places = [module for _, module, _ in got], [step.module for step in steps]
+        place = max(places, key=len)[min(len(got), len(steps))]
         raise ModelError(
             f"{name} runs {len(got)} operations when it is cut instead of {len(steps)}, from "
             f"{place or 'its forward'} on; {_ADVICE}"

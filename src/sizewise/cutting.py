@@ -5,6 +5,8 @@ model out of any module, without its constructor: a copy that holds the cut tens
 are told their new sizes (`resize`). `sizewise.masking.verify` checks that the two belong together.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import singledispatch
 
 import numpy as np
@@ -80,11 +82,12 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
         return found.clone(memory_format=torch.contiguous_format)
 
     small = copied(model, piece)
-    remake(small)
-    for (path, narrow), full in zip(small.named_modules(), model.modules(), strict=True):
-        _resize(narrow, full, path or type(model).__name__)
-    for step in (step for steps in channels.passes.values() for step in steps):
-        _resize_norm(small, model, step, mask)
+    with _still(small), _still(model):
+        remake(small)
+        for (path, narrow), full in zip(small.named_modules(), model.modules(), strict=True):
+            _resize(narrow, full, path or type(model).__name__)
+        for step in (step for steps in channels.passes.values() for step in steps):
+            _resize_norm(small, model, step, mask)
     if channels.loose:
         for path, part in small.named_modules():
             # Of each, because some run the parts of a model one by one.
@@ -93,6 +96,19 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
     if check:
         checking.check(small, channels, mask)
     return small
+
+
+@contextmanager
+def _still(model: nn.Module) -> Iterator[None]:
+    """Keep weights that are computed, as in spectral norm, from changing when one looks at them."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 # ---- layers that store their sizes

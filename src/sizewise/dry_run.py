@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sizewise.copying import copied
+from sizewise.dispatch import DispatchMode
+from sizewise.failures import Paths
 
 _COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
 _PRODUCTS = {
@@ -21,14 +23,24 @@ _PRODUCTS = {
 }
 
 
-def on_meta(model: nn.Module) -> nn.Module:
+def on_meta(model: nn.Module, plain: bool = False) -> nn.Module:
     """Return a copy of a model in eval mode without data, whose tied tensors are still tied.
+
+    Args:
+        model: Any module; it is left as it was.
+        plain: Take the data of tensors that are plain attributes too. Single numbers keep it.
 
     Raises:
         ModelError: The model cannot be copied.
     """
-    double = copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-    return double.requires_grad_(False).eval()
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device="meta")
+
+    def attribute(tensor: Tensor) -> Tensor:
+        return empty(tensor) if plain and tensor.ndim else tensor.clone()
+
+    return copied(model, empty, attribute).requires_grad_(False).eval()
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -104,3 +116,30 @@ def positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 def tensors_in(tree: object) -> list[Tensor]:
     """Return the tensors in a nest of containers."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+Seen = tuple[str, str, tuple[int, ...]]
+"""What an operation computes, the path of the module that runs it, and the shape of its result."""
+
+
+class Recorder(DispatchMode):
+    """Notes all results that are computed in floating point, and where.
+
+    Attributes:
+        seen: What was computed, in order.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        super().__init__()
+        self.seen: list[Seen] = []
+        self._paths = paths
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        found = tensors_in(out)
+        if found and found[0].is_floating_point():
+            shape = tuple(found[0].shape)
+            self.seen += [(kind, self._paths.current, shape) for kind in computed(func)]
+        return out

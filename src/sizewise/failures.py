@@ -71,9 +71,8 @@ def told(paths: Paths, what: str, advice: str) -> Iterator[None]:
     except SizewiseError:
         raise
     except Exception as error:
-        where, why = paths.failed(error), reason(error)
+        where, why = paths.failed(error) or "the model", reason(error)
         needs_values = "meta tensor" in why or "meta device" in why
         raise ModelError(
-            f"{what}: {why}{f' (in {where})' if where else ''}; "
-            f"{VALUES if needs_values else advice}"
+            f"{what}: {why} (in {where}); {VALUES if needs_values else advice}"
         ) from error

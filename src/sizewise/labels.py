@@ -58,8 +58,13 @@ class Notes:
         self.made: list[tuple[str, str, str]] = []  # Operation, reason and module, in order.
 
     def add(self, why: str, place: Place | None = None) -> None:
-        """Note a reason, where the trace is or at another place; each once."""
+        """Note a reason, where the trace is or at another place; each once.
+
+        That something is paired with what is whole says little where a module has another note.
+        """
         operation, module = place or self.place
+        if why == PAIRED and module in {other for _, _, other in self.made}:
+            return
         if (operation, why, module) not in self.made:
             self.made.append((operation, why, module))
 

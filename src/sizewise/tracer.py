@@ -42,6 +42,7 @@ class Tracer(DispatchMode):
     Attributes:
         used: Ids of the tensors that were read, in the order of their first use.
         results: What the operations gave, in order.
+        outputs: What the model returned, for those who run it.
         broadcasts: Paths of the modules with a sum of a map of one channel and one of several.
     """
 
@@ -49,6 +50,7 @@ class Tracer(DispatchMode):
         super().__init__()
         self.used: dict[int, None] = {}
         self.results: list[Result] = []
+        self.outputs: list[Tensor] = []
         self.broadcasts: set[str] = set()
         self._labels, self._paths, self._loose = labels, paths, loose
         self._modules = dict(model.named_modules())
