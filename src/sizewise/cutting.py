@@ -89,10 +89,7 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
         for step in (step for steps in channels.passes.values() for step in steps):
             _resize_norm(small, model, step, mask)
     if channels.loose:
-        for path, part in small.named_modules():
-            # Of each, because some run the parts of a model one by one.
-            if part is small or path in channels.broadcasts or next(part.children(), None):
-                drop_channels(part, path in channels.broadcasts)
+        drop_channels(small, channels.broadcasts)
     if check:
         checking.check(small, channels, mask)
     return small
@@ -129,15 +126,18 @@ def _resize(narrow: nn.Module, full: nn.Module, path: str) -> None:
 
 def _resize_norm(small: nn.Module, model: nn.Module, step: Step, mask: Mask) -> None:
     """Update the sizes of a norm that may have no tensor to read them off."""
-    if step.operation == "native_layer_norm":
-        norm = small.get_submodule(step.module)
-        if isinstance(norm, nn.LayerNorm):
-            norm.normalized_shape = step.cut_shape(mask)[-len(norm.normalized_shape) :]
-    elif step.operation == "native_group_norm":
-        norm, full = small.get_submodule(step.module), model.get_submodule(step.module)
-        if isinstance(norm, nn.GroupNorm) and isinstance(full, nn.GroupNorm):
-            norm.num_channels = step.cut_shape(mask)[1]
-            norm.num_groups = full.num_groups * norm.num_channels // full.num_channels
+    if not step.operation.startswith("native_"):
+        return
+    norm, full = small.get_submodule(step.module), model.get_submodule(step.module)
+    shape = step.cut_shape(mask)
+    if isinstance(norm, nn.LayerNorm):
+        norm.normalized_shape = shape[-len(norm.normalized_shape) :]
+    elif isinstance(norm, nn.GroupNorm) and isinstance(full, nn.GroupNorm):
+        norm.num_channels = shape[1]
+        norm.num_groups = full.num_groups * norm.num_channels // full.num_channels
+    elif isinstance(norm, _NormBase) and isinstance(full, _NormBase):
+        # An instance norm has the images of a batch side by side.
+        norm.num_features = full.num_features * shape[1] // step.shape[1]
 
 
 @singledispatch
@@ -180,13 +180,6 @@ def _(narrow: _ConvTransposeNd, full: _ConvTransposeNd) -> None:
     # Groups of these are never cut.
     narrow.in_channels = narrow.weight.shape[0]
     narrow.out_channels = narrow.weight.shape[1] * narrow.groups
-
-
-@resize.register
-def _(narrow: _NormBase, full: _NormBase) -> None:
-    tensor = narrow.weight if narrow.weight is not None else narrow.running_mean
-    if tensor is not None:
-        narrow.num_features = len(tensor)
 
 
 @resize.register

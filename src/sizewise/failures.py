@@ -14,6 +14,10 @@ VALUES = (
     "it looks at numbers that it computed, which a run without data does not have: decide by "
     f"shapes or with torch.where, {OTHERWISE}"
 )
+OUTSIDE = (
+    "it uses a tensor that is not among its parameters, buffers and attributes: make it one of "
+    f"them, {OTHERWISE}"
+)
 _PLAIN = (RuntimeError, ValueError, TypeError, AssertionError)
 
 
@@ -72,7 +76,8 @@ def told(paths: Paths, what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:
         where, why = paths.failed(error) or "the model", reason(error)
-        needs_values = "meta tensor" in why or "meta device" in why
-        raise ModelError(
-            f"{what}: {why} (in {where}); {VALUES if needs_values else advice}"
-        ) from error
+        if "expected device meta" in why:
+            advice = OUTSIDE
+        elif "meta tensor" in why:
+            advice = VALUES
+        raise ModelError(f"{what}: {why} (in {where}); {advice}") from error

@@ -5,7 +5,8 @@ has more; the others are dropped, as in SLT. The model's code need not know: its
 care of while its forward runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,29 +21,41 @@ def channel_dim(rank: int) -> int:
     return 1 if rank > 3 else -1
 
 
-def drop_channels(model: nn.Module, broadcasts: bool = False) -> nn.Module:
+def drop_channels(model: nn.Module, broadcasts: Collection[str] = ()) -> nn.Module:
     """Let a model's sums drop the last channels of the wider of two terms; changes it in place.
 
+    Its parts do so too when they run by themselves.
+
     Args:
-        model: Any module. Sums in modules inside it that drop channels themselves are theirs.
-        broadcasts: Whether it adds a single channel to all others, which drops nothing. Otherwise a
-            single channel is what is left of many.
+        model: Any module.
+        broadcasts: Paths of the modules that add a single channel to all others, which drops
+            nothing. Anywhere else, a single channel is what is left of many.
     """
-    dropper = _Dropper(broadcasts)
-    model.register_forward_pre_hook(dropper.begin)
-    model.register_forward_hook(dropper.end, always_call=True)
+    turn = _Turn()
+    for path, part in model.named_modules():
+        if part is model or path in broadcasts or next(part.children(), None) is not None:
+            dropper = _Dropper(path in broadcasts, turn)
+            part.register_forward_pre_hook(dropper.begin)
+            part.register_forward_hook(dropper.end, always_call=True)
     return model
+
+
+@dataclass
+class _Turn:
+    """Whether a module has dealt with the sum under way, so that those around it need not."""
+
+    taken: bool = False
 
 
 class _Dropper:
     """Watches the sums of a model while its forward runs."""
 
-    def __init__(self, broadcasts: bool) -> None:
+    def __init__(self, broadcasts: bool, turn: _Turn) -> None:
         self._modes: list[_Sums] = []
-        self._broadcasts = broadcasts
+        self._broadcasts, self._turn = broadcasts, turn
 
     def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        mode = _Sums(self._broadcasts)
+        mode = _Sums(self._broadcasts, self._turn)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
@@ -53,9 +66,9 @@ class _Dropper:
 class _Sums(TorchFunctionMode):
     """Cuts the wider of two terms to the other's shape."""
 
-    def __init__(self, broadcasts: bool) -> None:
+    def __init__(self, broadcasts: bool, turn: _Turn) -> None:
         super().__init__()
-        self._broadcasts = broadcasts
+        self._broadcasts, self._turn = broadcasts, turn
 
     def __torch_function__(
         self,
@@ -64,11 +77,15 @@ class _Sums(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+        tensors = func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
+        if not tensors or self._turn.taken:
+            return func(*args, **(kwargs or {}))
+        self._turn.taken = True
+        try:
             args = (*_fitted(args[0], args[1], self._broadcasts), *args[2:])
-            with torch._C.DisableTorchFunction():  # The modules around this one have no say.
-                return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._turn.taken = False
 
 
 def _fitted(left: Tensor, right: Tensor, broadcasts: bool) -> tuple[Tensor, Tensor]:
