@@ -181,7 +181,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         ModelError: The model cannot be copied, or cannot run on such inputs without data.
     """
     inputs = tuple(tensor.to("meta") for tensor in inputs)
-    double = on_meta(model, plain=True)
+    double = on_meta(model, trial=True)
     labels = Labels()
     named = dict(named_tensors(double))
     for tensor in {id(t): t for t in named.values()}.values():

@@ -29,7 +29,7 @@ def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
         channels: What `trace` found in the full model.
         mask: Which channels are kept.
     """
-    double = on_meta(small, plain=True)
+    double = on_meta(small, trial=True)
     paths = Paths(double)
     kind = next((t.dtype for _, t in named_tensors(small) if t.is_floating_point()), torch.float)
     inputs = [x.to(kind) if x.is_floating_point() else x for x in channels.inputs]

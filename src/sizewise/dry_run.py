@@ -14,6 +14,7 @@ from sizewise.copying import copied
 from sizewise.dispatch import DispatchMode
 from sizewise.failures import Paths
 
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
 _PRODUCTS = {
     "mm": ("matmul",),
@@ -23,12 +24,13 @@ _PRODUCTS = {
 }
 
 
-def on_meta(model: nn.Module, plain: bool = False) -> nn.Module:
+def on_meta(model: nn.Module, trial: bool = False) -> nn.Module:
     """Return a copy of a model in eval mode without data, whose tied tensors are still tied.
 
     Args:
         model: Any module; it is left as it was.
-        plain: Take the data of tensors that are plain attributes too. Single numbers keep it.
+        trial: For a trial run in any mode: tensors that are plain attributes have no data either,
+            unless they are single numbers, and torch's dropout is off, as it treats channels alike.
 
     Raises:
         ModelError: The model cannot be copied.
@@ -38,9 +40,13 @@ def on_meta(model: nn.Module, plain: bool = False) -> nn.Module:
         return torch.empty_like(tensor, device="meta")
 
     def attribute(tensor: Tensor) -> Tensor:
-        return empty(tensor) if plain and tensor.ndim else tensor.clone()
+        return empty(tensor) if trial and tensor.ndim else tensor.clone()
 
-    return copied(model, empty, attribute).requires_grad_(False).eval()
+    double = copied(model, empty, attribute).requires_grad_(False).eval()
+    for module in double.modules() if trial else ():
+        if type(module) in _DROPOUT:
+            vars(module)["p"] = 0.0
+    return double
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
