@@ -113,9 +113,9 @@ TIMM: dict[str, dict[str, Any]] = {
         "depths": (2, 2),
         "num_heads": (3, 6),
     },
-    "mixer_s32_224": {"img_size": 32, "patch_size": 8, "num_blocks": 2},
-    "resmlp_12_224": {"img_size": 32, "patch_size": 8, "num_blocks": 2},
-    "gmlp_ti16_224": {"img_size": 32, "patch_size": 8, "num_blocks": 2},
+    "mixer_s32_224": {"img_size": 64, "num_blocks": 2},
+    "resmlp_12_224": {"img_size": 64, "num_blocks": 2},
+    "gmlp_ti16_224": {"img_size": 64, "num_blocks": 2},
     "poolformer_s12": {},
     "mobilevit_xxs": {},
     "mobilevitv2_050": {},
@@ -132,7 +132,7 @@ TIMM: dict[str, dict[str, Any]] = {
     "efficientvit_b0": {},
     "starnet_s1": {},
     "hgnetv2_b0": {},
-    "tiny_vit_5m_224": {"img_size": 64},
+    "tiny_vit_5m_224": {"image": 64},
     "crossvit_tiny_240": {},
 }
 
