@@ -220,6 +220,20 @@ def test_sum_with_something_whole_is_whole() -> None:
     assert trace(padded, VECTOR).groups == ()  # The slice is at a fixed place.
 
 
+def test_numbers_that_learn_are_added_as_they_are() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.one, self.other = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) * (self.one + self.other))
+
+    for loose in (False, True):
+        assert sizes(trace(Scaled(), VECTOR, loose=loose)) == {"first.weight:0": 8}
+
+
 def test_writing_channels_into_a_buffer_is_whole() -> None:
     def write(x: Tensor) -> Tensor:
         room = torch.zeros(x.shape[0], 10, device=x.device)

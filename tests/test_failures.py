@@ -200,3 +200,8 @@ def test_what_cannot_be_copied_is_named() -> None:
     model.layer[1].lock = threading.Lock()
     with pytest.raises(ModelError, match=r"its attribute 'layer\.1\.lock' cannot"):
         trace(model, TOKENS)
+
+
+def test_lazy_layers_are_named() -> None:
+    with pytest.raises(ModelError, match=r"layer\.1 has parameters without a shape yet; run"):
+        trace(Words(nn.Sequential(nn.Identity(), nn.LazyLinear(8))), TOKENS)

@@ -46,8 +46,10 @@ def test_what_is_left_whole_is_said_once(name: str) -> None:
     make, note = WHOLE[name]
     model = make()
     channels = trace(model, example(model))
-    (found,) = channels.notes
+    found, *others = channels.notes
     assert found.startswith(note)
+    # The scale and shift of AdaGN are channels of their own.
+    assert len(others) == (name == "AdaGN")
     assert channels.groups, "the rest of the model is still cut"
 
 
@@ -94,6 +96,20 @@ def test_heads_that_run_in_training_only_are_cut_with_the_rest() -> None:
     assert logits.shape == early.shape == (2, 3)
 
 
+def test_features_that_are_returned_in_training_stay_whole_and_are_named() -> None:
+    class Features(Auxiliary):
+        """Returns what it computed on the way as well, in training."""
+
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            x = self.stem(x).relu()
+            logits = self.head(self.body(x).relu().mean((2, 3)))
+            return (logits, x) if self.training else logits
+
+    channels = trace(Features(), IMAGES)
+    assert channels.notes[0] == "what the forward returns in training stays whole"
+    assert [group.name for group in channels.groups] == ["body.weight:0"]
+
+
 def test_statistics_of_the_given_model_are_untouched() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -132,7 +148,9 @@ def test_both_ways_of_a_forward_that_decides_by_chance_are_compared() -> None:
     model = Chance()
     channels = trace(model, TOKENS)
     (note,) = channels.notes
-    assert note.startswith("Chance is traced in eval mode only; in training it needs data")
+    assert note.startswith(
+        "Chance is traced in eval mode only; its training pass does not run without data"
+    )
     assert verify(model, channels, keep(channels, 1 / 2)) < 1e-12
     with pytest.raises(ModelError, match="in training mode, first in matmul in last"):
         verify(model, channels, keep(channels, 1 / 2, random(torch.Generator().manual_seed(1))))

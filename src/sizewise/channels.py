@@ -167,6 +167,8 @@ class Channels:
 def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     """Find out which dimensions of a model's tensors hang together.
 
+    Both modes are traced, so that what runs in training only is understood as well.
+
     Args:
         model: Any module; it is left as it was.
         inputs: What its forward takes, such as images (B, C, H, W). Only shapes and types matter,
@@ -174,8 +176,6 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         loose: Let a residual stream become narrower from block to block: what a block adds to the
             stream is then a group of its own, and the sum has its channels; a model that is cut so
             drops the others from the shortcut.
-
-    Both modes are traced, so that what runs in training only is understood as well.
 
     Raises:
         ModelError: The model cannot be copied, or cannot run on such inputs without data.
@@ -187,21 +187,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     for tensor in {id(t): t for t in named.values()}.values():
         if tensor.is_floating_point():
             labels.add(tensor)
-    for tensor in inputs:
-        labels.set_from_inputs(tensor)
-    paths = Paths(double)
-    watch = partial(_outputs, double, paths, inputs)
-    tracers = {False: Tracer(labels, double, paths, loose)}
-    _follow(tracers[False], labels, partial(watch, False))
-    try:
-        if _differs(tracers[False], paths, partial(watch, True)):
-            tracers[True] = Tracer(labels, double, paths, loose)
-            _follow(tracers[True], labels, partial(watch, True))
-    except ModelError as error:
-        # It may need data there, to drop layers at random say. `verify` runs it with data.
-        labels.notes.place = "", type(model).__name__
-        why = reason(error.__cause__ or error)
-        labels.notes.add(f"is traced in eval mode only; in training it needs data ({why})")
+    tracers = _both_modes(double, labels, inputs, loose)
     used = {key: None for tracer in tracers.values() for key in tracer.used}
     _leave_out(labels, double, used)
     labels.resolve()
@@ -218,6 +204,30 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         broadcasts=frozenset[str]().union(*(tracer.broadcasts for tracer in tracers.values())),
         loose=loose,
     )
+
+
+def _both_modes(
+    double: nn.Module, labels: Labels, inputs: Sequence[Tensor], loose: bool
+) -> dict[bool, Tracer]:
+    """Trace a model in eval mode (key False), and in training mode (True) if it differs there."""
+    for tensor in inputs:
+        labels.set_from_inputs(tensor)
+    paths = Paths(double)
+    watch = partial(_outputs, double, paths, inputs)
+    tracers = {False: Tracer(labels, double, paths, loose)}
+    _follow(tracers[False], labels, partial(watch, False))
+    try:
+        if _differs(tracers[False], paths, partial(watch, True)):
+            tracers[True] = Tracer(labels, double, paths, loose)
+            _follow(tracers[True], labels, partial(watch, True), tracers[False].results)
+    except ModelError as error:
+        # It may need data there, to drop layers at random say. `verify` runs it with data.
+        labels.notes.place = "", type(double).__name__
+        why = reason(error.__cause__ or error)
+        labels.notes.add(
+            f"is traced in eval mode only; its training pass does not run without data ({why})"
+        )
+    return tracers
 
 
 _Watched = Callable[[DispatchMode], list[Tensor]]
@@ -243,13 +253,21 @@ def _outputs(
     return outputs
 
 
-def _follow(tracer: Tracer, labels: Labels, watched: _Watched) -> None:
-    """Label all that a model computes, and fix what it returns."""
+def _follow(
+    tracer: Tracer, labels: Labels, watched: _Watched, known: Sequence[Result] = ()
+) -> None:
+    """Label all that a model computes, and fix what it returns.
+
+    Logits are whole anyway, but features that were computed before, and not returned, are not.
+    """
     tracer.outputs = watched(tracer)
+    labels.notes.place = "", "what the forward returns in training"
     for tensor in tracer.outputs:
         tracer.forget(tensor)
         for factor in labels.of(tensor):
-            labels.fix(factor)
+            free = np.setdiff1d(labels.find(factor), FIXED)
+            before = (labels.find(other) for result in known for other in result.factors)
+            labels.fix(factor, "stays whole" if any(np.isin(free, b).any() for b in before) else "")
 
 
 def _differs(tracer: Tracer, paths: Paths, watched: _Watched) -> bool:

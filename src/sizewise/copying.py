@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -41,6 +42,11 @@ def copied(
             raise ModelError(
                 f"{path or type(model).__name__} is compiled by torch.jit, so its code cannot be "
                 "followed or cut; use the Python module that it was made of"
+            )
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise ModelError(
+                f"{path or type(model).__name__} has parameters without a shape yet; run the model "
+                "once on a batch before it is used"
             )
         memo |= _tensors(module, change, plain, memo)
     try:

@@ -54,16 +54,18 @@ class Notes:
     """What is left whole: for each operation and reason, the modules in which it is."""
 
     def __init__(self) -> None:
-        self.place: Place = ("", "")  # Where the trace is.
+        self.place: Place = ("", "")  # Where the trace is,
+        self.in_layer = False  # and whether that is in a module without others inside.
         self.made: list[tuple[str, str, str]] = []  # Operation, reason and module, in order.
 
     def add(self, why: str, place: Place | None = None) -> None:
         """Note a reason, where the trace is or at another place; each once.
 
-        That something is paired with what is whole says little where a module has another note.
+        That something is paired with what is whole says little where a single layer has made it
+        whole, as when it standardises its weights.
         """
         operation, module = place or self.place
-        if why == PAIRED and module in {other for _, _, other in self.made}:
+        if why == PAIRED and self.in_layer and module in {other for _, _, other in self.made}:
             return
         if (operation, why, module) not in self.made:
             self.made.append((operation, why, module))

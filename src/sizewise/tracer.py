@@ -91,7 +91,8 @@ class Tracer(DispatchMode):
     ) -> None:
         labels, name = self._labels, operation(func)
         labels.notes.place = name, self._paths.current
-        labels.layer = self._modules.get(self._paths.current)
+        labels.layer = layer = self._modules[self._paths.current]
+        labels.notes.in_layer = next(layer.children(), None) is None
         before = len(labels.notes.made)
         loud = {id(tensor) for tensor in read if labels.loud(tensor)}
         if drops:
@@ -113,7 +114,7 @@ class Tracer(DispatchMode):
 
     def _drops(self, terms: list[Tensor], out: Tensor) -> bool:
         """Tell whether a sum is of a stream that others have read, a shortcut, and of its block."""
-        if len(terms) != 2:
+        if len(terms) != 2 or not out.ndim:
             return False
         dim = channel_dim(out.ndim)
         if terms[0].ndim == terms[1].ndim and 1 in {t.shape[dim] for t in terms} != {1}:
