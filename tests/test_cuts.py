@@ -14,6 +14,7 @@ from sizewise import cuts, masking, preview, session
 from sizewise.cuts import Cuts
 from sizewise.errors import ModelError
 from sizewise.report import page, records
+from sizewise.stepwise import Stepwise
 from sizewise.task import Task
 from test_cli import sizewise as command
 
@@ -69,18 +70,17 @@ def test_stored_sizes_of_heads_are_found(method: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_map_of_one_channel_keeps_the_others_in_slt(tmp_path: Path) -> None:
+def test_a_map_of_one_channel_keeps_the_others_in_slt() -> None:
     method = session.prepare(config("mapped", "slt")).method
-    pieces = list(method.cuts())
-    assert len(pieces) == 2
+    assert isinstance(method, Stepwise)
     session.checked(method)
-    inputs = method.task.drawn(2)
-    shapes = []
-    for piece in pieces:
-        module = method.module(piece)
-        module[1].register_forward_hook(lambda *seen: shapes.append(seen[2].shape[1]))
-        module(inputs)
-    assert min(shapes) > 1
+    piece = method.piece(1, 0.5)
+    kept = method.kept(piece)
+    assert kept is not None
+    assert masking.verify(method.task.build(), method.traced, kept) < 1e-9
+    module = method.module(piece)
+    stem, block = module.get_submodule("0"), module.get_submodule("1")
+    assert block(stem(method.task.drawn(2))).shape[1] == cut_models.FULL // 2
 
 
 def test_resuming_checks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
