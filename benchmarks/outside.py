@@ -9,7 +9,8 @@ The environment (once; timm wants torchvision for its data only, which is stubbe
         packaging numpy pillow typer rich tomli_w
     PYTHONPATH=src /tmp/outside/bin/python benchmarks/outside.py [NAME...] > benchmarks/outside.md
 
-Exits 1 if a module comes out wrong, or ends in anything but one sentence of sizewise.
+Takes about five minutes of two cores. Exits 1 if a module comes out wrong, or ends in anything but
+one sentence of sizewise.
 
 Every module is traced, cut to a random half and to the first quarter of each group of channels, and
 checked by the library (`masking.verify`). Whatever the library lets pass is judged here again, by
@@ -35,6 +36,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -48,6 +50,7 @@ from sizewise import cutting, indices, masking
 from sizewise.channels import Channels, Kept, trace
 from sizewise.errors import SizewiseError
 
+WORKERS = 2
 TOLERANCE = 1e-8
 
 SILENT = 1e-30
@@ -59,7 +62,7 @@ class Verdict:
     """What became of a module.
 
     Attributes:
-        outcome: right, whole, refused, WRONG or TRACEBACK.
+        outcome: right, whole, refused; or WRONG, TRACEBACK, not built.
         share: Of the parameters that shrink with the width.
         notes: How many parts are said to stay whole.
         said: The sentence, or what is wrong.
@@ -311,17 +314,27 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     wanted = set(sys.argv[1:])
-    rows: list[tuple[Module, Verdict]] = []
-    for module in named():
-        if wanted and not wanted & {module.name, module.origin}:
-            continue
-        start = time.process_time()
-        found = verdict(module)
-        rows.append((module, found))
-        seconds = time.process_time() - start
-        print(f"{seconds:5.1f} s {module.name}: {found}", file=sys.stderr, flush=True)
-    print(page(rows))
-    return int(any(found.outcome in ("WRONG", "TRACEBACK") for _, found in rows))
+    modules = [m for m in named() if not wanted or wanted & {m.name, m.origin}]
+    # Forked, so that the modules need not travel: a task is a module's number.
+    with get_context("fork").Pool(WORKERS, _take, (modules,)) as pool:
+        found = pool.map(_timed, range(len(modules)), chunksize=1)
+    print(page(list(zip(modules, found, strict=True))))
+    return int(any(one.outcome not in ("right", "whole", "refused") for one in found))
+
+
+_taken: list[Module] = []
+
+
+def _take(modules: list[Module]) -> None:
+    _taken.extend(modules)
+
+
+def _timed(number: int) -> Verdict:
+    start = time.process_time()
+    found = verdict(_taken[number])
+    seconds = time.process_time() - start
+    print(f"{seconds:5.1f} s {_taken[number].name}: {found}", file=sys.stderr, flush=True)
+    return found
 
 
 def page(rows: list[tuple[Module, Verdict]]) -> str:
