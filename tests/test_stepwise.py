@@ -89,3 +89,14 @@ def test_models_without_layers_and_norms_kept_apart_are_refused(resnet: Stepwise
     apart = replace(resnet.task, recipe=Recipe(norm="per_submodel"))
     with pytest.raises(ConfigError, match="stepwise"):
         Stepwise(apart)
+
+
+def test_heads_that_are_close_are_pieces_of_their_own(resnet: Stepwise) -> None:
+    one, other = resnet.piece(2, 0.5), resnet.piece(2, 0.516)
+    close = resnet.piece(2, 0.5001)
+    assert len({one.size, other.size, close.size}) == 3
+    assert close.size == "2 full, head 0.5001"
+    assert resnet.piece(2, 33 / 64).size == "2 full, head 33/64"
+    assert resnet.parameter_count(2, 0.5) < resnet.parameter_count(2, 33 / 64)
+    # Three digits would call both 0.516.
+    assert resnet.piece(2, 33 / 64).size != other.size

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizewise.errors import ModelError
-from sizewise.widths import scaled, scaled_growth, scaled_to_heads
+from sizewise.widths import named, scaled, scaled_growth, scaled_to_heads
 
 WIDTHS = (16, 32, 64, 128, 256, 512)
 
@@ -102,3 +102,25 @@ def test_embeddings_stay_multiples_of_heads(
     dim: int, ratio: float, heads: int, expected: int
 ) -> None:
     assert scaled_to_heads(dim, ratio, heads) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "name"),
+    [
+        (0.5, "0.5"),
+        (0.0625, "0.0625"),
+        (1.0, "1"),
+        (1 / 3, "1/3"),
+        (5 / 64, "5/64"),
+        (0.50001, "0.50001"),
+        (0.1 + 0.2, "0.30000000000000004"),
+    ],
+)
+def test_names_of_ratios(ratio: float, name: str) -> None:
+    assert named(ratio) == name
+
+
+@given(st.floats(0.001, 1), st.floats(0.001, 1))
+def test_different_ratios_have_different_names(one: float, other: float) -> None:
+    assert (named(one) == named(other)) == (one == other)
+    assert float(Fraction(named(one))) == one

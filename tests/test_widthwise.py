@@ -158,3 +158,18 @@ def test_every_device_of_a_plan_gets_what_the_state_holds(make_task: Tasks) -> N
 def test_widths_outside_their_range_are_refused(widths: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match=r"method\.widths must all be in \(0, 1\]"):
         Widthwise.Options(widths=widths)
+
+
+def test_widths_that_are_close_are_pieces_of_their_own(make_task: Tasks) -> None:
+    method = make(make_task("cnn", {"layers": [16, 16]}), widths=(0.5, 0.50001))
+    one, other = method.piece(0.5), method.piece(0.50001)
+    assert (one.size, other.size) == ("width 0.5", "width 0.50001")
+    (stage,) = method.stages(0)
+    assert method.footprint(one, stage).peak < method.footprint(other, stage).peak
+    for piece, channels in ((one, 8), (other, 9)):
+        shapes = [len(p) for name, p in method.module(piece).named_parameters() if "conv" in name]
+        assert shapes
+        assert set(shapes) == {channels}
+        whole = method.task.build().state_dict()
+        held = {name: tuple(t.shape) for name, t in method.module(piece).state_dict().items()}
+        assert {n: tuple(slot.shape(whole)) for n, slot in method.view(piece).items()} == held

@@ -20,7 +20,8 @@ from typing import Any
 from torch import nn
 
 from sizewise import config as configs
-from sizewise import deployment, session
+from sizewise import cuts, deployment, session
+from sizewise.cuts import Cuts
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import understood
 from sizewise.errors import ConfigError
@@ -51,6 +52,14 @@ class FinishedRun:
         """Of the main deployed model on the test set, 0 to 1."""
         found: float = self.result["accuracy"]
         return found
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """How much of the model shrinks with the width, and what does not; None if nothing is cut.
+
+        `print(run.cuts)` says it in a sentence.
+        """
+        return cuts.read(self.folder)
 
     def report(self, out: str | Path = "report.html") -> Path:
         """Write its report, one HTML file, and return where."""
@@ -118,6 +127,8 @@ def federate(
     )
     dataset = given if isinstance(given, Dataset) else None
     with session.started(config, None if out is None else Path(out), dataset) as federation:
+        if (found := cuts.read(federation.folder.path)) is not None:
+            print(found, file=sys.stderr)
         result, builder = federation.run(observe), None if isinstance(model, str) else model
         return FinishedRun(federation.folder.path, result, dataset, builder)
 

@@ -126,14 +126,15 @@ def plan(
     from sizewise import config as configs
     from sizewise import preview
     from sizewise.report import figures, tables
+    from sizewise.structure import plain
 
-    rows = preview.rows(configs.load(config, overrides))
+    rows, cuts = preview.rows_and_cuts(configs.load(config, overrides))
     if figure is not None:
         figures.draw_plan(rows, figure)
     if as_json:
-        print(json.dumps({"classes": rows}))
+        print(json.dumps({"classes": rows, "cuts": None if cuts is None else plain(cuts)}))
     else:
-        tables.show_plan(rows)
+        tables.show_plan(rows, cuts)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from torch import nn
 from sizewise import memory, norms, rng, server_optim, training
 from sizewise.anatomy import Anatomy
 from sizewise.blockwise import hidden_shapes
+from sizewise.channels import Channels, Kept
 from sizewise.errors import BudgetTooSmall
 from sizewise.fleet import Device
 from sizewise.memory import Cost, Footprint, Meter
@@ -137,6 +138,21 @@ class Method:
     def module(self, piece: Piece) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
         return self.copy(piece).module
+
+    # ---- what is cut
+
+    @cached_property
+    def traced(self) -> Channels | None:
+        """What hangs together in the model that pieces are cut from; None if none are."""
+        return None if self.kept(self.main) is None else self.task.channels
+
+    def kept(self, piece: Piece) -> Kept | None:
+        """Return the channels that a piece keeps; None if it is not cut out of a wider model."""
+        return self.task.kept(piece.cut.get("width", 1.0))
+
+    def cuts(self) -> Sequence[Piece]:
+        """Return pieces that stand for all that a run cuts: they are checked before it begins."""
+        return (self.main,)
 
     # ---- the server, for each device of a round
 

@@ -18,6 +18,7 @@ from sizewise.plan import Piece, Plan
 from sizewise.state import State
 from sizewise.training import own_tensors
 from sizewise.view import Index, Slot, View, cut
+from sizewise.widths import named
 from sizewise.widthwise import Widthwise
 
 
@@ -87,7 +88,7 @@ class NestedWidths(Widthwise):
         within = [inner for inner in self.widths if inner < width]
         if not within:
             return self.piece(width)
-        return Piece(f"widths up to {width:.4g}", {"width": width, "within": within})
+        return Piece(f"widths up to {named(width)}", {"width": width, "within": within})
 
     def most(self, state: State, device: Device, round_index: int) -> Plan:
         """Return the plan for the largest width of a device, whatever it draws."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sizewise import picture
 from sizewise.config import Config
+from sizewise.cuts import Cuts
 from sizewise.errors import BudgetTooSmall
 from sizewise.plan import Plan
 from sizewise.state import State
@@ -18,9 +19,20 @@ if TYPE_CHECKING:
 
 def rows(config: Config) -> list[dict[str, Any]]:
     """Return one row for each device class, as `sizewise plan --json` prints it."""
+    return rows_and_cuts(config)[0]
+
+
+def rows_and_cuts(config: Config) -> tuple[list[dict[str, Any]], Cuts | None]:
+    """Return these rows, and what shrinks with the width if the method cuts the model.
+
+    Raises:
+        ModelError: The model cannot be cut.
+    """
     from sizewise import session  # which imports this file: a run notes its plans as well
 
-    return rows_of(session.prepare(config))
+    setting = session.prepare(config)
+    cuts = session.checked(setting.method)
+    return rows_of(setting), cuts
 
 
 def rows_of(setting: "Setting", wishes: bool = True) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
     config.toml            the complete config; config.record.json: as the run has it
     plan.json              what each device class trains; environment.json: versions, machine
+    cuts.json              how much of the model shrinks with the width, if the method cuts it
     partition.safetensors  which device holds which samples; partition.json says it for people
     updates.jsonl          one line for each device and round
     history.jsonl          one line for each round

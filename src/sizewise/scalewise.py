@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from sizewise import cutting, indices, norms, submodels
-from sizewise.channels import Channels, Kept, trace
+from sizewise.channels import Channels, Kept
 from sizewise.dropping import drop_blocks, stages
 from sizewise.dry_run import on_meta
 from sizewise.errors import ConfigError
@@ -81,10 +81,16 @@ class Scalewise(Method):
         """A full model that is never changed."""
         return self.task.build()
 
-    @cached_property
+    @property
     def channels(self) -> Channels:
         """What hangs together in the server's model."""
-        return trace(self._example, self.task.inputs(2))
+        return self.task.channels
+
+    @cached_property
+    def traced(self) -> Channels | None:
+        """What submodels are cut from; None if they all have every channel."""
+        widths = {piece.cut.get("width", 1.0) for piece in self.submodels}
+        return self.channels if widths != {1.0} else None
 
     def build(self, piece: Piece) -> nn.Module:
         """Build a submodel from a fresh full model."""
@@ -98,7 +104,8 @@ class Scalewise(Method):
             piece: The submodel.
             check: Make sure that the cut model still computes what it should.
         """
-        if kept := self._kept(piece):
+        kept = self.kept(piece)
+        if kept is not None:
             model = cutting.shrink(model, self.channels, kept, check=check)
         return drop_blocks(model, self.parts, self.shapes, self.kept_blocks(piece))
 
@@ -107,9 +114,16 @@ class Scalewise(Method):
         found: Sequence[int] = piece.cut.get("blocks", range(len(self.parts.blocks)))
         return found
 
-    def _kept(self, piece: Piece) -> Kept:
+    def kept(self, piece: Piece) -> Kept | None:
+        """Return the channels that a submodel keeps of each group; None if it keeps all."""
         width = piece.cut.get("width", 1.0)
-        return {} if width == 1 else indices.keep(self.channels, width)
+        return None if width == 1 else indices.keep(self.channels, width)
+
+    def cuts(self) -> Sequence[Piece]:
+        """Return the narrowest and the widest of the submodels that lack channels."""
+        cut = [piece for piece in self.submodels if self.kept(piece) is not None]
+        cut.sort(key=lambda piece: float(piece.cut["width"]))
+        return [*cut[:1], *cut[-1:]]
 
     def view(self, piece: Piece) -> View:
         """Return where a submodel's tensors live: in the full ones, or in its own."""
@@ -121,8 +135,8 @@ class Scalewise(Method):
 
     def _shared(self, piece: Piece) -> View:
         """Return where a submodel's tensors would live if none were its own."""
-        kept = self._kept(piece)
-        slots = cutting.view(self.channels, kept) if kept else {}
+        kept = self.kept(piece)
+        slots = {} if kept is None else cutting.view(self.channels, kept)
         # A block that is left out may be the first place of a tied tensor.
         first = {n: self.first_names.get(n, n) for n in own_tensors(self.module(piece))}
         return {name: slots.get(first[name], Slot(first[name])) for name in first}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sizewise import accounting, checkpoint, models, preview, resuming, rng
 from sizewise.config import Config, make_method, make_task
+from sizewise.cuts import FILE, Cuts
 from sizewise.data import memory, partitions, sources
 from sizewise.data.catalog import own_name
 from sizewise.data.dataset import Dataset
@@ -28,8 +29,10 @@ from sizewise.environment import drift, environment
 from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.federation import Federation, check_fleet
 from sizewise.fleet import Fleet, make_fleet
+from sizewise.masking import verify
 from sizewise.method import Method
 from sizewise.run import RunFolder
+from sizewise.structure import plain
 from sizewise.task import Task
 from sizewise.threads import one_thread
 from sizewise.widthwise import Widthwise
@@ -105,6 +108,25 @@ def _loaded(config: Config) -> Dataset:
     return dataset
 
 
+def checked(method: Method) -> Cuts | None:
+    """Check what a method cuts out of the model, and return what to say; None if it cuts nothing.
+
+    Raises:
+        ModelError: A piece does not compute what the model with its other channels masked does.
+    """
+    seen = set()
+    for piece in method.cuts():
+        kept = method.kept(piece)
+        if kept is None or method.traced is None:
+            continue
+        sizes = tuple(map(len, kept.values()))
+        if sizes not in seen:
+            verify(method.task.build(), method.traced, kept)
+        seen.add(sizes)
+    traced = method.traced
+    return None if traced is None else Cuts(traced.cut_share, traced.notes)
+
+
 def bytes_of_ratio(task: Task, ratio: float) -> int:
     """Return the bytes that stand for a share of the model; the same for all methods of a recipe.
 
@@ -147,9 +169,10 @@ def started(
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet)
+        cuts = checked(setting.method)
         folder = RunFolder.create(out or new_name(config), config)
         try:
-            yield _federation(setting, folder, remote)
+            yield _federation(setting, folder, remote, cuts)
         finally:
             folder.release()
 
@@ -174,7 +197,8 @@ def resumed(
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
-            yield _federation(prepare(config, dataset), folder, remote)
+            setting = prepare(config, dataset)
+            yield _federation(setting, folder, remote, checked(setting.method))
     finally:
         folder.release()
 
@@ -197,15 +221,19 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
             pool.close()
 
 
-def _federation(setting: Setting, folder: RunFolder, remote: RemoteEngine | None) -> Federation:
+def _federation(
+    setting: Setting, folder: RunFolder, remote: RemoteEngine | None, cuts: Cuts | None
+) -> Federation:
     config, method, dataset = setting.config, setting.method, setting.dataset
     identity = {"data_sha256": dataset.fingerprint()}
     described = folder.path / "partition.json"
     if not folder.partition.exists():
-        facts = {
+        facts: dict[str, object] = {
             "plan.json": preview.rows_of(setting, wishes=False),
             "environment.json": environment(),
         }
+        if cuts is not None:
+            facts[FILE] = plain(cuts)
         for name, content in facts.items():
             checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
         counts = partitions.summary(setting.partition, *dataset.strata)

@@ -25,6 +25,7 @@ from sizewise.method import Method
 from sizewise.plan import Piece
 from sizewise.task import Task
 from sizewise.view import View
+from sizewise.widths import named
 
 
 class Stepwise(Method):
@@ -62,6 +63,11 @@ class Stepwise(Method):
             )
         return found
 
+    @cached_property
+    def traced(self) -> Channels:
+        """What configurations are cut from."""
+        return self.channels
+
     @property
     def layers(self) -> int:
         """How many layers there are."""
@@ -89,16 +95,23 @@ class Stepwise(Method):
         """Return the model with so many layers at full width and the others at another."""
         if width == 1:
             return self.main
-        return Piece(f"{full} full, head {width:.3g}", {"full": full, "width": width})
+        return Piece(f"{full} full, head {named(width)}", {"full": full, "width": width})
 
     def build(self, piece: Piece) -> nn.Module:
         """Build a configuration's model, cut from a fresh full one."""
         full = self.task.build()
         if not piece.cut:
             return full
-        return cutting.shrink(full, self.channels, self._kept(piece), check=False)
+        return self._shrunk(full, piece)
 
-    def _kept(self, piece: Piece) -> Kept:
+    def _shrunk(self, full: nn.Module, piece: Piece, check: bool = False) -> nn.Module:
+        return cutting.shrink(full, self.channels, self._chosen(piece), check=check)
+
+    def kept(self, piece: Piece) -> Kept | None:
+        """Return the channels that a configuration keeps; None if it is the whole model."""
+        return self._chosen(piece) if piece.cut else None
+
+    def _chosen(self, piece: Piece) -> Kept:
         full, width = piece.cut["full"], piece.cut["width"]
         return indices.keep(
             self.channels, lambda g: 1.0 if g.index < full else width, rounding="floor_min1"
@@ -109,7 +122,7 @@ class Stepwise(Method):
         if not piece.cut:
             return super().view(piece)
         if piece.size not in self._views:
-            slots = cutting.view(self.channels, self._kept(piece))
+            slots = cutting.view(self.channels, self._chosen(piece))
             names = training.own_tensors(self.module(self.main))
             self._views[piece.size] = {name: slots[name] for name in names}
         return self._views[piece.size]
@@ -132,7 +145,12 @@ class Stepwise(Method):
             if self.options.assign == "ratio":
                 self._bytes[key] = accounting.hooks(module, self._images, stage.trainable)
             else:
-                self._bytes[key] = self.predicted(module, stage).footprint.peak
+                try:
+                    self._bytes[key] = self.predicted(module, stage).footprint.peak
+                except ModelError:
+                    if width < 1:  # Which layer is to blame is known to the check.
+                        self._shrunk(self.task.build(), self.piece(full, width), check=True)
+                    raise
         return self._bytes[key]
 
     def capacity(self, device: Device) -> int | None:

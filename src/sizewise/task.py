@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sizewise import cutting, indices, models, norms, pretrained, rng
 from sizewise.anatomy import Anatomy, anatomy
-from sizewise.channels import trace
+from sizewise.channels import Channels, Kept, trace
 from sizewise.data.dataset import Target
 from sizewise.errors import ConfigError
 from sizewise.frugal import Frugal
@@ -129,7 +129,7 @@ class Task:
             width: Ratio of channels to keep.
             draw: Which of several independent initialisations.
         """
-        name, cuts = self.model.name, width != 1 and not models.takes_width(self.model.name)
+        name, kept = self.model.name, self.kept(width)
         with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])):
             module = models.build(
                 name,
@@ -139,14 +139,24 @@ class Task:
                 tags=self.target == "tags",
                 sets=max(1, len(self.silos)),
                 weights=self.model.weights,
-                width=1.0 if cuts else width,
+                width=width if kept is None else 1.0,
                 args=self.model.args,
                 check=width not in self._checked,
             )
             self._checked.add(width)
-            if cuts:
-                module = self._narrowed(module, width)
-        return norms.prepare(module, self.recipe.norm)
+            norms.prepare(module, self.recipe.norm)
+            return module if kept is None else self._narrowed(module, kept)
+
+    @cached_property
+    def channels(self) -> Channels:
+        """What hangs together in the model: traced once, for all who cut it."""
+        return trace(self.build(), self.inputs(2))
+
+    def kept(self, width: float) -> Kept | None:
+        """Return the channels that `build` keeps at a width; None if it does not cut the model."""
+        if width == 1 or models.takes_width(self.model.name):
+            return None
+        return indices.keep(self.channels, width, rounding="floor_min1")
 
     @cached_property
     def _checked(self) -> set[float]:
@@ -167,8 +177,7 @@ class Task:
         own = {} if module is None else module.state_dict()
         if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
             return given
-        channels = trace(full, self.inputs(2))
-        slots = cutting.view(channels, indices.keep_like(channels, own))
+        slots = cutting.view(self.channels, indices.keep_like(self.channels, own))
         return {name: slots[name].read(given) for name in given}
 
     def norm(self, channels: int) -> nn.Module:
@@ -192,10 +201,8 @@ class Task:
         budget = self.recipe.eval_memory or sys.maxsize
         return Frugal(module, self.anatomy(module), self.inputs(largest), budget)
 
-    def _narrowed(self, module: nn.Module, width: float) -> nn.Module:
-        channels = trace(module, self.inputs(2))
-        kept = indices.keep(channels, width, rounding="floor_min1")
-        narrow = cutting.shrink(module, channels, kept)
+    def _narrowed(self, module: nn.Module, kept: Kept) -> nn.Module:
+        narrow = cutting.shrink(module, self.channels, kept)
         for layer in narrow.modules():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()

@@ -6,6 +6,7 @@ SplitMix, which rounds down. So the rule has a name and every width in sizewise 
 """
 
 import math
+from fractions import Fraction
 
 from sizewise.errors import ModelError, NoChannelLeft
 
@@ -44,6 +45,17 @@ def scaled(channels: int, ratio: float, rule: str = "floor") -> int:
             f"{1 / channels:.3g}, or rounding 'ceil' or 'floor_min1'"
         )
     return max(kept, 1)
+
+
+def named(ratio: float) -> str:
+    """Return a ratio as people write it; different ratios have different names.
+
+    Four digits if that is the number, else a fraction such as 1/3 if that is, else all digits.
+    """
+    if float(short := f"{ratio:.4g}") == ratio:
+        return short
+    simple = Fraction(ratio).limit_denominator(100)
+    return str(simple) if float(simple) == ratio else repr(ratio)
 
 
 def scaled_growth(channels: int, growth: int, ratio: float, rule: str = "floor") -> int:

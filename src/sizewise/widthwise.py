@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from sizewise import cutting, indices, norms, training
-from sizewise.channels import Channels, Kept, trace
+from sizewise.channels import Channels, Kept
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.fleet import Device, ratio_of
 from sizewise.indices import Rule
@@ -24,6 +24,7 @@ from sizewise.plan import Piece, Plan
 from sizewise.state import State
 from sizewise.task import Task
 from sizewise.view import Slot, View
+from sizewise.widths import named
 
 STEPS = 16
 """Where no widths are given, a device's is a multiple of one part in so many."""
@@ -104,7 +105,7 @@ class Widthwise(Method):
 
     def piece(self, width: float) -> Piece:
         """Return the piece of a width; the whole model is FedAvg's."""
-        return self.main if width == 1 else Piece(f"width {width:.4g}", {"width": width})
+        return self.main if width == 1 else Piece(f"width {named(width)}", {"width": width})
 
     def trainee(self, width: float) -> Piece:
         """Return what a device of a width trains; its bytes decide who gets it."""
@@ -124,23 +125,35 @@ class Widthwise(Method):
         """Return which channels a piece keeps."""
         return indices.prefix
 
-    @cached_property
+    @property
     def channels(self) -> Channels:
         """What hangs together in the server's model."""
-        model = self.task.build()
-        return trace(model, self.task.inputs(2))
+        return self.task.channels
 
-    def kept(self, piece: Piece) -> Kept:
-        """Return the channels that a piece keeps of each group."""
+    @cached_property
+    def traced(self) -> Channels:
+        """What pieces are cut from."""
+        return self.channels
+
+    def kept(self, piece: Piece) -> Kept | None:
+        """Return the channels that a piece keeps of each group; None if it is the whole model."""
+        return self._chosen(piece) if "width" in piece.cut else None
+
+    def _chosen(self, piece: Piece) -> Kept:
         width = piece.cut["width"]
         return indices.keep(self.channels, width, self.rule(piece), self.options.rounding)
+
+    def cuts(self) -> Sequence[Piece]:
+        """Return the narrowest and the widest piece that devices train."""
+        widths = [width for width in self.fitting() if width < 1]
+        return [self.piece(width) for width in (*widths[:1], *widths[-1:])]
 
     def build(self, piece: Piece) -> nn.Module:
         """Build a model of a piece's shapes, cut from a fresh full one."""
         full = self.task.build()
         if "width" not in piece.cut:
             return full
-        return cutting.shrink(full, self.channels, self.kept(piece))
+        return cutting.shrink(full, self.channels, self._chosen(piece))
 
     def view(self, piece: Piece) -> View:
         """Return which channels of the server's tensors a piece consists of."""
@@ -151,7 +164,7 @@ class Widthwise(Method):
             if len(self._views) >= CACHED_VIEWS:  # Rolling and random pieces come and go.
                 self._views.clear()
             module = self.module(piece)
-            slots = cutting.view(self.channels, self.kept(piece))
+            slots = cutting.view(self.channels, self._chosen(piece))
             own: dict[str, Slot] = {name: slots[name] for name in training.own_tensors(module)}
             apart = norms.kept_apart(module, self.task.recipe.norm)
             self._views[key] = norms.separate(own, apart, piece.size)

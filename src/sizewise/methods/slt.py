@@ -164,6 +164,11 @@ class SLT(Stepwise):
         extras |= {"best": None, "since": 0}
         return replace(self.extended(state, pieces), extras={**state.extras, **extras})
 
+    def cuts(self) -> Sequence[Piece]:
+        """Return the first configuration, and the one whose width drops half way."""
+        pieces = [self.piece(n, width) for n, width in enumerate(self.table) if width < 1]
+        return [*pieces[:1], *pieces[len(pieces) // 2 :][:1]]
+
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Give a device the round's configuration, with as few frozen layers as it can hold."""
         step = self.step(state, round_index)

@@ -67,7 +67,7 @@ def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
         _header(title, rows, runs),
         _table(rows) if len(rows) > 1 or rows[0].note else "",
         _tabs(tabs, runs[0].metric.capitalize()),
-        *(_section(figure) + _reasons(figure, runs) for figure in rest),
+        *(_section(figure) + _cuts(figure, runs) + _reasons(figure, runs) for figure in rest),
         _details(runs),
     ]
     return (
@@ -210,6 +210,17 @@ _CLASS = 'class="{}"'
 def _link(name: str, kind: str, content: str, words: str) -> str:
     data = base64.b64encode(content.encode()).decode()
     return f'<a download="{name}" href="data:{kind};charset=utf-8;base64,{data}">{words}</a>'
+
+
+def _cuts(figure: Chart, runs: Sequence[Run]) -> str:
+    """Return how much of the model shrinks with the width, below the figure of the pieces."""
+    said = {name: some[0].cuts for name, some in by_row(runs).items() if some[0].cuts is not None}
+    if figure.name != "pieces" or not said:
+        return ""
+    body = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(cuts))}</dd>" for name, cuts in said.items()
+    )
+    return f'<h3>What becomes smaller with the width</h3><dl class="reasons">{body}</dl>'
 
 
 def _reasons(figure: Chart, runs: Sequence[Run]) -> str:

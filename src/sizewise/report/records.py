@@ -10,6 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from sizewise import cuts
+from sizewise.cuts import Cuts
 from sizewise.errors import CheckpointError
 
 COMPARISON = "comparison.json"
@@ -48,6 +50,7 @@ class Run:
         partition: Who holds how many samples of each class.
         environment: Versions and machine.
         result: What `--json` printed; empty while the run is not done.
+        cuts: How much of the model shrinks with the width; None if the method cuts nothing.
     """
 
     row: str
@@ -60,6 +63,7 @@ class Run:
     partition: dict[str, Any]
     environment: dict[str, str]
     result: dict[str, Any]
+    cuts: Cuts | None = None
 
     @property
     def metric(self) -> str:
@@ -177,6 +181,7 @@ def _read_run(path: Path, row: str | None) -> Run:
         _json(path / "partition.json", {}),
         _json(path / "environment.json", {}),
         _json(path / "result.json", {}),
+        cuts.read(path),
     )
 
 

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sizewise.cuts import Cuts, read
 from sizewise.federation import Federation
 from sizewise.ranking import ranking
 from sizewise.report.summary import Column, Row, cells, columns, meaning
@@ -20,12 +21,14 @@ def announce(federation: Federation) -> None:
     """Say on stderr what is about to happen, and what the method lets out of a device."""
     config, method = federation.config, federation.method
     disclosed = ", ".join(sorted(method.discloses)) or "nothing"
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
+    cuts = read(federation.folder.path)
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
         f"{config.method.name} on {config.data.name} ({config.data.partition}), "
         f"{config.model.name}, {federation.fleet.total:,} devices, {config.fleet.per_round} a "
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.ignores_budgets else ''}"
         f"run folder {federation.folder.path}"
+        f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
 
@@ -72,8 +75,13 @@ def show_result(result: Mapping[str, Any]) -> None:
     console.print(f"folder    {result['run_dir']}", soft_wrap=True)
 
 
-def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what each device class would train, stage by stage where there are several."""
+def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> None:
+    """Print what each device class would train, stage by stage where there are several.
+
+    Args:
+        rows: What `preview.rows` gives.
+        cuts: What shrinks with the width, if the method cuts.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class")
     table.add_column("devices", justify="right")
@@ -92,6 +100,8 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
     console = _console()
     console.print(table)
+    if cuts is not None:
+        console.print(str(cuts), soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)

@@ -1,0 +1,379 @@
+"""Modules from outside, cut by width: right, left whole and said, or refused. Never wrong.
+
+The environment (once; timm wants torchvision for its data only, which is stubbed):
+
+    python3.11 -m venv /tmp/outside
+    /tmp/outside/bin/pip install torch==2.13.0
+    /tmp/outside/bin/pip install --no-deps timm transformers
+    /tmp/outside/bin/pip install huggingface_hub safetensors pyyaml tokenizers regex requests tqdm \
+        packaging numpy pillow typer rich tomli_w
+    PYTHONPATH=src /tmp/outside/bin/python benchmarks/outside.py [NAME...] > benchmarks/outside.md
+
+Takes about five minutes of two cores. Exits 1 if a module comes out wrong, or ends in anything but
+one sentence of sizewise.
+
+Every module is traced, cut to a random half and to the first quarter of each group of channels, and
+checked by the library (`masking.verify`). Whatever the library lets pass is judged here again, by
+code that shares nothing with it: in float64, with other random weights, in eval and in training
+mode, the narrow model must give the outputs of the full model in which every dropped entry is next
+to nothing (1e-30). It must also train: one step in float32. Three differences are meant, and taken
+out of the comparison:
+
+- A layer norm has the statistics of the channels that exist. The full model's gets those of the
+  channels whose weight is not silent or, without weights, whose values are not; there must be as
+  many as the narrow one has.
+- Numbers that a forward works out from its sizes, such as the root of a head's size, are those of
+  the narrow model: its factors of multiplications and divisions are used in the full one too.
+- Attention that is not told its scale gets 1, in both.
+
+Dropout is off. Outputs may differ by 1e-8 of the largest one.
+"""
+
+import copy
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from outside_modules import Module, named
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sizewise import cutting, indices, masking
+from sizewise.channels import Channels, Kept, trace
+from sizewise.errors import SizewiseError
+
+WORKERS = 2
+TOLERANCE = 1e-8
+
+SILENT = 1e-30
+"""What dropped entries are set to: not 0, so that a weight can be divided by its norm."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a module.
+
+    Attributes:
+        outcome: right, whole, refused; or WRONG, TRACEBACK, not built.
+        share: Of the parameters that shrink with the width.
+        notes: How many parts are said to stay whole.
+        said: The sentence, or what is wrong.
+    """
+
+    outcome: str
+    share: float | None = None
+    notes: int = 0
+    said: str = ""
+
+
+class Mismatch(Exception):
+    """The narrow model does other things than the full one."""
+
+
+# ---- the judge
+
+
+def judge(model: nn.Module, channels: Channels, kept: Kept, module: Module) -> float:
+    """Return the largest difference between the narrow model and the masked one, in both modes."""
+    generator = torch.Generator().manual_seed(1234)
+    full = copied(model).double()
+    randomise(full, generator)
+    narrow = quiet(cutting.shrink(full, channels, kept))
+    silence(quiet(full), channels, kept)
+    inputs = module.inputs(generator)
+    worst = 0.0
+    for training in (False, True):
+        full.train(training)
+        narrow.train(training)
+        for layer in (*full.modules(), *narrow.modules()):
+            if isinstance(layer, nn.RNNBase):
+                layer.eval()
+        with torch.no_grad(), plain_attention():
+            notes = Notes()
+            with notes:
+                got = narrow(inputs)
+            reference = AsNarrow(notes.seen)
+            with reference:
+                expected = full(inputs)
+            reference.finish()
+        worst = max(worst, difference(got, expected))
+    return worst
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, also of one that keeps tensors with a history as attributes."""
+    memo = {
+        id(value): value.detach().clone()
+        for layer in model.modules()
+        if not isinstance(layer, torch.jit.ScriptModule)
+        for value in vars(layer).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(model, memo)
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, generator: torch.Generator) -> None:
+    """Give every parameter and statistic a random value that is not 0."""
+    for name, tensor in model.named_parameters():
+        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+        scale = (tensor[0].numel() if tensor.ndim > 1 else 4) ** -0.5
+        tensor.copy_(noise * scale + (1.0 if tensor.ndim == 1 and "bias" not in name else 0.0))
+    for name, tensor in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            noise = torch.rand(tensor.shape, dtype=tensor.dtype, generator=generator)
+            tensor.copy_(noise + 0.5 if name.endswith("var") else noise - 0.5)
+
+
+@torch.no_grad()
+def silence(model: nn.Module, channels: Channels, kept: Kept) -> None:
+    """Set every entry that the narrow model lacks to next to nothing, a variance to 1."""
+    mask = torch.from_numpy(channels.mask(kept))
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        held = torch.ones(tensor.shape, dtype=torch.bool)
+        for dim, ids in enumerate(channels.tensors[name]):
+            along = [1] * tensor.ndim
+            along[dim] = -1
+            held &= mask[torch.from_numpy(ids)].view(along)
+        tensor.masked_fill_(~held, 1.0 if name.endswith("running_var") else SILENT)
+
+
+def quiet(model: nn.Module) -> nn.Module:
+    """Turn everything off that draws random numbers in training."""
+    for layer in model.modules():
+        for name in ("p", "drop_prob", "dropout", "attention_dropout", "activation_dropout"):
+            if isinstance(getattr(layer, name, None), float):
+                setattr(layer, name, 0.0)
+        for name in ("attn_drop", "proj_drop", "dropout_p", "drop_rate", "attn_dropout_p"):
+            if isinstance(getattr(layer, name, None), float):
+                setattr(layer, name, 0.0)
+    return model
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Let attention that is not told its scale have 1, and take its path in Python."""
+    original, fast = F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
+
+    def unscaled(*args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("scale") is None:
+            kwargs["scale"] = 1.0
+        return original(*args, **kwargs)
+
+    F.scaled_dot_product_attention = unscaled
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = original
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def kind(func: Any, args: Any) -> str | None:
+    """Return what has to be accounted for in an operation: a factor or a layer norm."""
+    name = str(func._schema.name).partition("::")[2].rstrip("_")
+    if name in ("mul", "div") and isinstance(args[1], int | float):
+        return "factor"
+    return "norm" if name == "native_layer_norm" else None
+
+
+class Notes(TorchDispatchMode):
+    """Notes the factors and the sizes of layer norms of the narrow model, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if (found := kind(func, args)) is not None:
+            self.seen.append((found, args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+class AsNarrow(TorchDispatchMode):
+    """Gives the full model the narrow one's factors, and its layer norms the kept channels."""
+
+    def __init__(self, seen: list[tuple[str, Any]]) -> None:
+        super().__init__()
+        self._seen = iter(seen)
+
+    def finish(self) -> None:
+        """Raise Mismatch if the narrow model did more than this one."""
+        if next(self._seen, None) is not None:
+            raise Mismatch("the narrow model runs more operations than the full one")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        found = kind(func, args)
+        if found is None:
+            return func(*args, **(kwargs or {}))
+        noted, value = next(self._seen, (None, None))
+        if noted != found:
+            raise Mismatch("the narrow model runs other operations than the full one")
+        if found == "factor":
+            return func(args[0], value, *args[2:], **(kwargs or {}))
+        if list(value) == list(args[1]):
+            return func(*args, **(kwargs or {}))
+        return self._norm(func, args, value)
+
+    def _norm(self, func: Any, args: Any, size: list[int]) -> object:
+        x, shape, weight, bias, eps = args
+        if len(shape) != 1:
+            raise Mismatch("a layer norm over several dimensions was cut")
+        shown = x.flatten(0, -2).abs().amax(0) if weight is None else weight
+        at = (shown.abs() > TOLERANCE).nonzero().flatten()
+        if len(at) != size[0]:
+            raise Mismatch(f"a layer norm sees {len(at)} channels, the narrow one {size[0]}")
+        own = [None if t is None else t[at] for t in (weight, bias)]
+        out, mean, rstd = func(x[..., at], size, *own, eps)
+        return torch.zeros_like(x).index_copy_(-1, at, out), mean, rstd
+
+
+def difference(got: object, expected: object) -> float:
+    """Return the largest difference, relative to the largest expected value."""
+    pairs = list(zip(tree_leaves(got), tree_leaves(expected), strict=True))
+    worst = 0.0
+    for one, other in pairs:
+        if isinstance(other, Tensor):
+            if one.shape != other.shape:
+                raise Mismatch(f"the narrow model gives {tuple(one.shape)}")
+            error = float((one - other).abs().max() / other.abs().max())
+            worst = max(worst, error if error == error else float("inf"))
+    return worst
+
+
+def trains(model: nn.Module, channels: Channels, kept: Kept, module: Module) -> None:
+    """Take one training step of the narrow model, in float32."""
+    narrow = cutting.shrink(model, channels, kept).train()
+    inputs = module.inputs(torch.Generator().manual_seed(1))
+    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    outputs = [leaf for leaf in tree_leaves(narrow(inputs)) if isinstance(leaf, Tensor)]
+    sum(output.square().mean() for output in outputs).backward()
+
+
+# ---- the table
+
+
+def verdict(module: Module) -> Verdict:
+    """Cut a module, and say what became of it."""
+    torch.manual_seed(0)
+    try:
+        model = module.build()
+    except Exception as error:
+        return Verdict("not built", said=f"{type(error).__name__}: {error}")
+    channels, share = None, None
+    try:
+        channels = trace(model, module.inputs(torch.Generator()).float()[:2].to(_kind(module)))
+        share = channels.cut_share
+        if not share:
+            return Verdict("whole", 0.0, len(channels.notes), "; ".join(channels.notes[:1]))
+        ways = [
+            indices.keep(channels, 0.5, indices.random(torch.Generator().manual_seed(3))),
+            indices.keep(channels, 0.25),
+        ]
+        for kept in ways:
+            cutting.shrink(model, channels, kept)
+            masking.verify(model, channels, kept)
+    except SizewiseError as error:
+        return Verdict("refused", share, len(channels.notes) if channels else 0, str(error))
+    except Exception as error:
+        return Verdict("TRACEBACK", share, 0, f"{type(error).__name__}: {error}")
+    try:
+        for kept in ways:
+            error = judge(model, channels, kept, module)
+            if not error <= TOLERANCE:
+                return Verdict("WRONG", share, len(channels.notes), f"off by {error:.1g}")
+            trains(model, channels, kept, module)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        return Verdict("WRONG", share, len(channels.notes), words)
+    return Verdict("right", share, len(channels.notes), "; ".join(channels.notes[:1]))
+
+
+def _kind(module: Module) -> torch.dtype:
+    return torch.int64 if len(module.shape) == 1 else torch.float32
+
+
+def main() -> int:
+    """Print the table; return 1 if something is wrong."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    wanted = set(sys.argv[1:])
+    modules = [m for m in named() if not wanted or wanted & {m.name, m.origin}]
+    # Forked, so that the modules need not travel: a task is a module's number.
+    with get_context("fork").Pool(WORKERS, _take, (modules,)) as pool:
+        found = pool.map(_timed, range(len(modules)), chunksize=1)
+    print(page(list(zip(modules, found, strict=True))))
+    return int(any(one.outcome not in ("right", "whole", "refused") for one in found))
+
+
+_taken: list[Module] = []
+
+
+def _take(modules: list[Module]) -> None:
+    _taken.extend(modules)
+
+
+def _timed(number: int) -> Verdict:
+    start = time.process_time()
+    found = verdict(_taken[number])
+    seconds = time.process_time() - start
+    print(f"{seconds:5.1f} s {_taken[number].name}: {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def page(rows: list[tuple[Module, Verdict]]) -> str:
+    """Return the table and what it adds up to, in Markdown."""
+    counts = {
+        outcome: sum(found.outcome == outcome for _, found in rows)
+        for outcome in ("right", "whole", "refused", "WRONG", "TRACEBACK")
+    }
+    versions = ", ".join(f"{m.__name__} {m.__version__}" for m in _versions())
+    lines = [
+        "# Modules from outside, cut by width",
+        "",
+        "Written by `benchmarks/outside.py`, which says how each is judged. *Shrinks* is the share",
+        "of the parameters that becomes smaller with the width, *notes* how many parts the library",
+        "says it leaves whole, followed by the first of them or by why it refuses the module.",
+        "",
+        f"{len(rows)} modules ({versions}): {counts['right']} right, {counts['whole']} left whole "
+        f"and said, {counts['refused']} refused, {counts['WRONG']} wrong, "
+        f"{counts['TRACEBACK']} tracebacks.",
+        "",
+        "| from | module | outcome | shrinks | notes | said |",
+        "|---|---|---|---|---|---|",
+    ]
+    for module, found in rows:
+        share = "" if found.share is None else f"{found.share:.0%}"
+        said = found.said.replace("|", "/").replace("\n", " ")
+        lines.append(
+            f"| {module.origin} | {module.name} | {found.outcome} | {share} | {found.notes or ''} "
+            f"| {said} |"
+        )
+    return "\n".join(lines)
+
+
+def _versions() -> list[Any]:
+    import timm
+    import transformers
+
+    return [torch, timm, transformers]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
