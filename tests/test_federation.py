@@ -17,6 +17,7 @@ from sizewise.engines.site import Site
 from sizewise.errors import ConfigError, NobodyCanTrain, NothingMerged
 from sizewise.evaluation import Score
 from sizewise.federation import Federation, check_fleet
+from sizewise.methods.fedavg import FedAvg
 from sizewise.plan import Plan, Refusal, Update
 from sizewise.run import RunFolder, Totals
 from sizewise.state import State, sha256
@@ -235,11 +236,22 @@ def test_flops_count_the_samples_that_were_trained_on(tmp_path: Path) -> None:
     assert first["flops"] == 30 * run.method.flops_per_sample(run.method.main, stage)
 
 
+def test_a_new_run_sets_its_method_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    setup = FedAvg.setup
+    monkeypatch.setattr(FedAvg, "setup", lambda method: calls.append(1) or setup(method))
+    tables = {"rounds": 1, "data": {"train_limit": 60, "test_limit": 20}}
+    chosen = {**tables, "model": {"name": "linear"}, "method": {"name": "fedavg"}}
+    with session.started(configs.from_dict(chosen), tmp_path / "run") as federation:
+        federation.run()
+    assert len(calls) == 1
+
+
 def test_nobody_can_take_part(tmp_path: Path) -> None:
     fleet = {"devices": 4, "per_round": 4, "budgets": ["1kB", "18811"]}
     run = federation(tmp_path / "run", fleet=fleet)
     with pytest.raises(NobodyCanTrain, match=r"largest budget is 18,811 bytes .* least 18,812"):
-        check_fleet(run.method, run.fleet)
+        check_fleet(run.method, run.fleet, run.method.setup())
 
 
 METHOD = """

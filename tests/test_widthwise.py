@@ -48,7 +48,7 @@ def test_assigning_by_ratio_needs_a_fleet_with_ratios() -> None:
     )
     setting = session.prepare(config)
     with pytest.raises(ConfigError, match=r"needs a fleet that is given by ratios; .*") as caught:
-        session.check_fleet(setting.method, setting.fleet)
+        session.check_fleet(setting.method, setting.fleet, setting.start)
     assert "\n" not in str(caught.value)
 
 

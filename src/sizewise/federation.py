@@ -48,6 +48,8 @@ class Federation:
     fleet: Fleet
     engine: Engine
     folder: RunFolder
+    begin: Callable[[], State] | None = None
+    """Gives the state of the first round; default: the method's `setup`."""
 
     def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
         """Train from the newest durable round to the last, and return the result.
@@ -55,7 +57,7 @@ class Federation:
         Raises:
             NothingMerged: All rounds are done, and no update of them could be merged.
         """
-        state, totals = self.folder.restore() or (self.method.setup(), Totals())
+        state, totals = self.folder.restore() or ((self.begin or self.method.setup)(), Totals())
         for round_index in range(totals.rounds, self.config.rounds):
             state, totals, line = self.round(state, totals, round_index)
             observe(line, totals)
@@ -184,12 +186,12 @@ class Federation:
         }
 
 
-def check_fleet(method: Method, fleet: Fleet) -> None:
-    """Raise NobodyCanTrain unless some device class can take part.
+def check_fleet(method: Method, fleet: Fleet, state: State) -> None:
+    """Raise NobodyCanTrain unless some device class can take part, given the state at the start.
 
     All are looked at: a class that joins later must not end the run with an error.
     """
-    state, refusals = method.setup(), []
+    refusals = []
     for device, round_index, _ in fleet.classes():
         try:
             method.plan(state, device, round_index)

@@ -42,7 +42,7 @@ def rows_of(setting: "Setting", wishes: bool = True) -> list[dict[str, Any]]:
         setting: What the run is about.
         wishes: Also say what a class that cannot take part would do if it had the bytes.
     """
-    state, full = setting.method.setup(), picture.full_shapes(setting.method)
+    state, full = setting.start, picture.full_shapes(setting.method)
     found = []
     for device, round_index, count in setting.fleet.classes():
         row: dict[str, Any] = {

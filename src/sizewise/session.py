@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from sizewise import accounting, checkpoint, models, preview, resuming, rng
@@ -32,6 +32,7 @@ from sizewise.fleet import Fleet, make_fleet
 from sizewise.masking import verify
 from sizewise.method import Method
 from sizewise.run import RunFolder
+from sizewise.state import State
 from sizewise.structure import plain
 from sizewise.task import Task
 from sizewise.threads import one_thread
@@ -49,6 +50,17 @@ class Setting:
     method: Method
     fleet: Fleet
     partition: Shards
+
+    @cached_property
+    def start(self) -> State:
+        """The state of the first round: made once, for what is checked and for the run."""
+        return self.method.setup()
+
+    def begin(self) -> State:
+        """Return the state of the first round, and let go of it: it is as large as the model."""
+        start = self.start
+        del vars(self)["start"]
+        return start
 
 
 # What initialisation computes depends on the number of threads.
@@ -168,7 +180,7 @@ def started(
         config = replace(config, data=memory.recorded(config.data, dataset))
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
-        check_fleet(setting.method, setting.fleet)
+        check_fleet(setting.method, setting.fleet, setting.start)
         cuts = checked(setting.method)
         folder = RunFolder.create(out or new_name(config), config)
         try:
@@ -255,7 +267,7 @@ def _federation(
         remote.open(config, method, dataset, str(folder.partition))
         engine = remote
     folder.restore()  # A damaged checkpoint should show now, before anything is announced.
-    return Federation(config, method, setting.fleet, engine, folder)
+    return Federation(config, method, setting.fleet, engine, folder, setting.begin)
 
 
 def new_name(config: Config) -> Path:

@@ -27,7 +27,7 @@ def run(config: Config, out: Path | None, observe: Observer) -> dict[str, Any]:
     check_installed()
     # What can be wrong shows now, before a hundred processes are there.
     setting = session.prepare(config)
-    check_fleet(setting.method, setting.fleet)
+    check_fleet(setting.method, setting.fleet, setting.start)
     folder = (out or session.new_name(config)).absolute()
     if (folder / "config.toml").exists():
         raise ConfigError(f"{str(folder)!r} has a run already; choose another --out")

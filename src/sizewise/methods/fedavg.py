@@ -19,6 +19,7 @@ from functools import cached_property
 from sizewise.errors import ConfigError
 from sizewise.method import Method
 from sizewise.plan import Piece
+from sizewise.widths import named
 
 
 class FedAvg(Method):
@@ -42,4 +43,4 @@ class FedAvg(Method):
     def main(self) -> Piece:
         """The piece that every device trains."""
         width = self.options.width
-        return Piece() if width == 1 else Piece(f"width {width:g}", {"width": width})
+        return Piece() if width == 1 else Piece(f"width {named(width)}", {"width": width})

@@ -22,6 +22,7 @@ from sizewise.method import Method
 from sizewise.packing import largest_ratio
 from sizewise.plan import Piece
 from sizewise.state import State
+from sizewise.widths import named
 from sizewise.widthwise import STEPS
 
 
@@ -83,4 +84,4 @@ class Small(Method):
 
 
 def _piece(width: float) -> Piece:
-    return Piece() if width == 1 else Piece(f"width {width:.4g}", {"width": width})
+    return Piece() if width == 1 else Piece(f"width {named(width)}", {"width": width})

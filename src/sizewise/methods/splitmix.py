@@ -39,6 +39,7 @@ from sizewise.step import Loss, cross_entropy, masked_cross_entropy
 from sizewise.task import Task
 from sizewise.training import Shard, own_tensors
 from sizewise.view import Slot, Tensors, View
+from sizewise.widths import named
 
 LARGEST_DECK = 16
 
@@ -121,7 +122,7 @@ class SplitMix(Method):
     def bases(self, chosen: Sequence[int], atom: float | None = None) -> Piece:
         """Return the piece that consists of these bases."""
         width = self.atom if atom is None else atom
-        size = f"{len(chosen)} of width {width:.4g}"
+        size = f"{len(chosen)} of width {named(width)}"
         return Piece(size, {"bases": list(chosen), "width": width})
 
     @cached_property
