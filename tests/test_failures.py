@@ -83,6 +83,9 @@ def test_reasons_are_never_empty() -> None:
     assert reason(ValueError()) == "ValueError"
     assert reason(ValueError("\n  two words\n")) == "two words"
     assert reason(ValueError("text\nand more")) == "ValueError: text"
+    with pytest.raises(AssertionError) as caught:
+        torch._assert(len("abc") == 4, "")
+    assert reason(caught.value) == """AssertionError at 'torch._assert(len("abc") == 4, "")'"""
 
 
 # ---- cutting

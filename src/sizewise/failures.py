@@ -4,7 +4,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from sizewise.errors import ModelError, SizewiseError
@@ -18,6 +20,7 @@ OUTSIDE = (
     "it uses a tensor that is not among its parameters, buffers and attributes: make it one of "
     f"them, {OTHERWISE}"
 )
+_TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (RuntimeError, ValueError, TypeError, AssertionError)
 
 
@@ -57,8 +60,10 @@ def reason(error: BaseException) -> str:
     name = type(error).__name__
     if text:
         return f"{name}: {text}"
+    # The innermost line of somebody else's: torch's own assertions say nothing.
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{name} at {frames[-1].line!r}" if frames and frames[-1].line else name
+    lines = [frame.line for frame in frames if not frame.filename.startswith(_TORCH)]
+    return f"{name} at {lines[-1]!r}" if lines and lines[-1] else name
 
 
 def blame(error: Exception, *modules: nn.Module) -> str:
