@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from sizewise import models
-from sizewise.channels import trace
-from sizewise.cutting import shrink, view
-from sizewise.indices import keep, rolling
-from sizewise.memory import predict
-from sizewise.step import training_step
+from sizewise.cutting.channels import trace
+from sizewise.cutting.selection import keep, rolling
+from sizewise.cutting.shrinking import shrink, view
+from sizewise.memory.prediction import predict
+from sizewise.steps.step import training_step
 
 RATIOS = {"1": 1.0, "1/2": 1 / 2, "1/4": 1 / 4}
 COLUMNS = (

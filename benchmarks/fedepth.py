@@ -15,13 +15,13 @@ import time
 import torch
 
 from sizewise.data.augment import Transform
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Plan
+from sizewise.exchange.view import cut
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedepth import FeDepth
-from sizewise.plan import Plan
-from sizewise.recipe import Recipe
-from sizewise.task import ModelConfig, Task
-from sizewise.training import Shard
-from sizewise.view import cut
+from sizewise.steps.recipe import Recipe
+from sizewise.training.loop import Shard
+from sizewise.training.task import ModelConfig, Task
 
 IMAGE, SAMPLES = (3, 32, 32), 256
 LIMIT = 1.3

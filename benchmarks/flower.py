@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sizewise import config as configs
-from sizewise import session
 from sizewise.config import Config
-from sizewise.engines import flower_folder
+from sizewise.flower import folder as flower_folder
+from sizewise.runs import session
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/engines"))
 from deployment import Deployment

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from sizewise import models
-from sizewise.anatomy import Staged, anatomy
-from sizewise.memory import Meter, OptimizerFactory, predict
-from sizewise.step import rest, training_step
+from sizewise.memory.prediction import Meter, OptimizerFactory, predict
+from sizewise.steps.step import rest, training_step
+from sizewise.surgery.anatomy import Staged, anatomy
 
 HERE = Path(__file__).parent
 MB = 10**6

@@ -26,13 +26,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sizewise.channels import Channels, trace
-from sizewise.cutting import view
-from sizewise.indices import Rule, keep, prefix, random, rolling
-from sizewise.merge import CoverageMean
-from sizewise.meter import Meter
+from sizewise.cutting.channels import Channels, trace
+from sizewise.cutting.selection import Rule, keep, prefix, random, rolling
+from sizewise.cutting.shrinking import view
+from sizewise.exchange.coverage_mean import CoverageMean
+from sizewise.exchange.view import Tensors, View, cut, size_in_bytes, whole
+from sizewise.memory.meter import Meter
 from sizewise.models import build
-from sizewise.view import Tensors, View, cut, size_in_bytes, whole
 
 WIDTHS = (1, 1 / 2, 1 / 4, 1 / 8)
 UPDATES = 100

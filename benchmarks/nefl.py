@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from sizewise.memory import Meter
+from sizewise.exchange.plan import Piece
+from sizewise.memory.prediction import Meter
 from sizewise.methods.nefl import NeFL
-from sizewise.plan import Piece
-from sizewise.recipe import Recipe
-from sizewise.step import training_step
-from sizewise.step_sizes import Branch, StepSize
-from sizewise.submodels import Submodel, published
-from sizewise.task import ModelConfig, Task
+from sizewise.steps.recipe import Recipe
+from sizewise.steps.step import training_step
+from sizewise.surgery.step_sizes import Branch, StepSize
+from sizewise.surgery.submodels import Submodel, published
+from sizewise.training.task import ModelConfig, Task
 
 IMAGE, BATCH, CLASSES = (3, 16, 16), 32, 10
 MODELS = {

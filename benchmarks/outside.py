@@ -46,8 +46,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sizewise import cutting, indices, masking
-from sizewise.channels import Channels, Kept, trace
+from sizewise.cutting import selection as indices
+from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import verification as masking
+from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.errors import SizewiseError
 
 WORKERS = 2

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from sizewise import config, session
+from sizewise import config
+from sizewise.runs import session
 
 
 def build(classes: int) -> nn.Module:

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib import pyplot
 from numpy.typing import NDArray
 
-from sizewise.comparison import folder_name
 from sizewise.report import records
+from sizewise.report.comparison import folder_name
 
 AXES = ("round", "MB sent, both ways", "TFLOP on devices")
 # Paul Tol's colour-blind safe colours, as in `sizewise.report.figures`.

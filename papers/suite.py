@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sizewise import comparison, config
-from sizewise.report import live, summary
+from sizewise import config
+from sizewise.report import comparison, live, summary
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -12,13 +12,13 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
-from sizewise.method import Method
-from sizewise.plan import Update
-from sizewise.recipe import Recipe
-from sizewise.session import bytes_of_ratio
-from sizewise.state import State
-from sizewise.task import ModelConfig, Task
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.families.base import Method
+from sizewise.fleet.devices import Device
+from sizewise.runs.preparation import bytes_of_ratio
+from sizewise.steps.recipe import Recipe
+from sizewise.training.task import ModelConfig, Task
 
 # A busy machine must not fail a test for being slow.
 hypothesis.settings.register_profile("sizewise", deadline=None)

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizewise.anatomy import Staged
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.depthwise import Depthwise, _in_order
 from sizewise.engines.site import Site
-from sizewise.method import Method
+from sizewise.exchange.plan import Plan, Update
+from sizewise.exchange.state import State
+from sizewise.families.base import Method
+from sizewise.families.depthwise import Depthwise, _in_order
 from sizewise.models.common import chain
 from sizewise.models.preresnet import PreActivationBlock
-from sizewise.plan import Plan, Update
-from sizewise.recipe import Recipe
-from sizewise.state import State
-from sizewise.task import ModelConfig, Task
+from sizewise.steps.recipe import Recipe
+from sizewise.surgery.anatomy import Staged
+from sizewise.training.task import ModelConfig, Task
 
 IMAGE = (1, 8, 8)
 CLASSES = 3

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from sizewise.anatomy import Staged
+from sizewise.surgery.anatomy import Staged
 
 
 def _build(image: tuple[int, int, int], classes: int, layers: Sequence[int], norm: bool) -> Staged:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
-from sizewise.plan import Update
-from sizewise.state import State
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 
 
 def do_round(

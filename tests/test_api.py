@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sizewise
-from sizewise import deployment
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError, DataError
+from sizewise.runs import export as deployment
 from test_cli import assert_one_sentence
 from test_cli import sizewise as command
 

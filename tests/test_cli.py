@@ -15,9 +15,10 @@ from unittest import mock
 
 import pytest
 
-from sizewise import __version__, checkpoint, cli, config, federate
-from sizewise.engines import flower_simulation
+from sizewise import __version__, cli, config, federate
 from sizewise.errors import NothingMerged
+from sizewise.exchange import checkpoint
+from sizewise.flower import simulation as flower_simulation
 
 KEYS = [
     "accuracy",
@@ -501,7 +502,7 @@ def test_an_interrupt_that_python_drops_still_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes while an object is finalised is printed and forgotten by the interpreter."""
-    from sizewise.federation import Federation
+    from sizewise.runs.federation import Federation
 
     class Finalised:
         def __del__(self) -> None:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from conftest import devices_of, do_round
 from sizewise import config as configs
-from sizewise import session
 from sizewise.data import partitions
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
@@ -35,21 +34,22 @@ from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
-from sizewise.federation import Federation
-from sizewise.fleet import Device, FleetConfig, make_fleet
-from sizewise.method import Method
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import cut, grid
+from sizewise.families.base import Method
+from sizewise.fleet.devices import Device, FleetConfig, make_fleet
 from sizewise.methods import find
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedrolex import FedRolex
 from sizewise.methods.fjord import FjORD
 from sizewise.methods.heterofl import HeteroFL
 from sizewise.methods.splitmix import SplitMix
-from sizewise.plan import Update
-from sizewise.run import RunFolder
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import cut, grid
+from sizewise.runs import preparation
+from sizewise.runs.federation import Federation
+from sizewise.runs.folder import RunFolder
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 Run = Callable[..., State]
@@ -369,7 +369,7 @@ def test_the_number_of_workers_does_not_change_a_bit(
             "method": method,
         }
     )
-    setting = session.prepare(config)
+    setting = preparation.prepare(config)
     seen = []
     for name in ("one", "two"):
         folder = RunFolder.create(tmp_path / name, config)

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from depth_cases import make_site, make_task, plan_for, start, train, whole_peak
-from sizewise.blockwise import Blocks, skip_link
-from sizewise.fleet import Device
-from sizewise.method import Method
+from sizewise.exchange.plan import Plan
+from sizewise.exchange.state import State
+from sizewise.families.base import Method
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedepth import FeDepth
 from sizewise.methods.m_fedepth import MFeDepth
-from sizewise.plan import Plan
-from sizewise.state import State
+from sizewise.surgery.blockwise import Blocks, skip_link
 
 
 def rounds(method: Method, budget: int | None) -> State:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sizewise import catalogue
 from sizewise import config as configs
 from sizewise.report import summary
+from sizewise.runs import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,17 +9,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sizewise import config as configs
-from sizewise import session
 from sizewise.data.augment import Transform
 from sizewise.errors import BudgetTooSmall, ModelError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.view import cut
+from sizewise.fleet.devices import Device
 from sizewise.methods import find, names
 from sizewise.methods.fedavg import FedAvg
-from sizewise.plan import Update
-from sizewise.recipe import Recipe
-from sizewise.task import ModelConfig, Task
-from sizewise.training import Shard
-from sizewise.view import cut
+from sizewise.runs import session
+from sizewise.steps.recipe import Recipe
+from sizewise.training.loop import Shard
+from sizewise.training.task import ModelConfig, Task
 
 GREEDY = """
 import torch

@@ -4,7 +4,7 @@ import pytest
 
 from sizewise import errors
 from sizewise.errors import BudgetTooSmall, SizewiseError
-from sizewise.meter import OutOfBudget
+from sizewise.memory.meter import OutOfBudget
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 CODES = {

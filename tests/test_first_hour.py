@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from sizewise import config as configs
-from sizewise import session
 from sizewise.errors import CheckpointError, ConfigError, DataError, ModelError
-from sizewise.method import Method
-from sizewise.plan import Stage
+from sizewise.exchange.plan import Stage
+from sizewise.families.base import Method
+from sizewise.runs import preparation, session
 
 MODELS = """
 import torch
@@ -117,7 +117,7 @@ def run(tmp_path, monkeypatch):
 def test_what_the_owner_froze_stays_frozen_and_is_not_sent(run, tmp_path):
     result = run("Frozen")
     config = configs.load(tmp_path / "run" / "config.toml")
-    start = session.prepare(config).method.setup().tensors
+    start = preparation.prepare(config).method.setup().tensors
     final = load_file(tmp_path / "run" / "final.safetensors")
     assert torch.equal(final["body.weight"], start["body.weight"])
     assert not torch.equal(final["head.weight"], start["head.weight"])
@@ -154,7 +154,7 @@ def test_plain_tensors_are_predicted_as_they_are_metered(run):
     result = run("Constant")
     assert result["refused"] == []
     config = configs.from_dict({"model": {"name": "first_hour:Constant"}})
-    method = session.prepare(config).method
+    method = preparation.prepare(config).method
     assert result["peak_bytes"]["5MB"] == method.footprint(method.main, method.stages(0)[0]).peak
 
 
@@ -186,7 +186,7 @@ def test_stages_do_not_pay_for_the_gradients_of_earlier_ones(dataset, partition,
             )
 
     from sizewise.engines.site import Site
-    from sizewise.fleet import Device
+    from sizewise.fleet.devices import Device
 
     method = TwoStages(make_task(args={"hidden": [40, 30]}, batch=4))
     state = method.setup()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sizewise import catalogue
 from sizewise.report import records
+from sizewise.runs import catalogue
 from test_cli import sizewise
 
 ROOT = Path(__file__).resolve().parent.parent

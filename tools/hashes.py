@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sizewise import catalogue, environment, session
 from sizewise import config as configs
+from sizewise.common import environment
 from sizewise.errors import SizewiseError
+from sizewise.runs import catalogue, session
 
 LIST = Path(__file__).with_name("hashes.json")
 ROUNDS, SEEDS = 4, (0, 1)

@@ -23,7 +23,7 @@ import work
 from memory_of_tree import Sampler
 
 from sizewise import config as configs
-from sizewise import session
+from sizewise.runs import session
 
 FLEETS = ((10_000, 1000), (100_000, 1000), (1_000_000, 1000))
 COHORTS = ((1_000_000, 10), (1_000_000, 100), (1_000_000, 1000))

@@ -12,9 +12,9 @@ from pathlib import Path
 import work
 
 from sizewise import config as configs
-from sizewise import session
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
+from sizewise.runs import session
 
 
 def make_dataset(workload: work.Workload) -> Dataset:

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 
 from sizewise.data.augment import Transform
-from sizewise.fleet import SCENARIOS, FleetConfig, make_fleet
-from sizewise.frugal import Frugal
+from sizewise.exchange.view import cut
+from sizewise.fleet.devices import SCENARIOS, FleetConfig, make_fleet
 from sizewise.methods import find
-from sizewise.recipe import Recipe
-from sizewise.session import bytes_of_ratio, bytes_of_share
-from sizewise.task import ModelConfig, Task
-from sizewise.training import Shard
-from sizewise.view import cut
+from sizewise.runs.preparation import bytes_of_ratio, bytes_of_share
+from sizewise.steps.recipe import Recipe
+from sizewise.training.frugal import Frugal
+from sizewise.training.loop import Shard
+from sizewise.training.task import ModelConfig, Task
 
 IMAGE = (3, 32, 32)
 

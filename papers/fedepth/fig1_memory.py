@@ -16,10 +16,10 @@ import shared
 import torch
 from matplotlib import pyplot
 
-from sizewise import accounting
+from sizewise.memory import accounting
 from sizewise.methods.fedepth import FeDepth
 from sizewise.report.figures import PARTS
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 BATCHES = (32, 128)
 

@@ -16,13 +16,13 @@ import shared
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from sizewise import session
-from sizewise.blockwise import Blocks
-from sizewise.depthwise import Schedule
 from sizewise.errors import BudgetTooSmall
+from sizewise.families.depthwise import Schedule
+from sizewise.memory.packing import pack_blocks
 from sizewise.methods.fedepth import FeDepth
-from sizewise.packing import pack_blocks
-from sizewise.task import Task
+from sizewise.runs import preparation
+from sizewise.surgery.blockwise import Blocks
+from sizewise.training.task import Task
 
 RATIOS = ("1/8", "1/6", "1/3", "1/2", "1", "7/6", "2")
 """Of Fair, Lack and Surplus, and 7/6: one whole model, and one block by block beside it."""
@@ -67,8 +67,8 @@ def tables(task: Task) -> dict[str, list[Row]]:
     """Return the three ways to read a budget."""
     published = FeDepth(task, FeDepth.Options(assign="ratio"))
     exact = FeDepth(task)
-    share = {ratio: session.bytes_of_share(task, float(Fraction(ratio))) for ratio in RATIOS}
-    width = {ratio: session.bytes_of_ratio(task, float(Fraction(ratio))) for ratio in RATIOS}
+    share = {ratio: preparation.bytes_of_share(task, float(Fraction(ratio))) for ratio in RATIOS}
+    width = {ratio: preparation.bytes_of_ratio(task, float(Fraction(ratio))) for ratio in RATIOS}
     return {
         "as published": [row(published, ratio, None) for ratio in RATIOS],
         "in bytes: a share of the paper's count": [row(exact, r, b) for r, b in share.items()],

@@ -22,11 +22,12 @@ import torch
 from matplotlib import pyplot
 from torch import Tensor, nn
 
-from sizewise import config, session
+from sizewise import config
 from sizewise.data.augment import Transform
 from sizewise.engines.site import Site
-from sizewise.plan import Update
-from sizewise.session import Setting
+from sizewise.exchange.plan import Update
+from sizewise.runs import preparation
+from sizewise.runs.preparation import Setting
 
 SCALES = {
     "mini": ["data.name=digits", "data.image_size=16", "fleet.devices=6", "recipe.epochs=5"],
@@ -106,7 +107,7 @@ MEASURES: dict[str, Callable[[Tensor, Tensor], float]] = {"CKA": cka, "CCA": cca
 
 def similarities(settings: list[str]) -> dict[str, list[list[float]]]:
     """Return, for each measure and layer, the similarity of every pair of clients."""
-    setting = session.prepare(config.load(None, [*COMMON, *settings]))
+    setting = preparation.prepare(config.load(None, [*COMMON, *settings]))
     data = setting.dataset
     images = Transform("none", data.mean, data.std)(data.test_images, None)
     outputs = [features(module, images) for module in clients(setting)]

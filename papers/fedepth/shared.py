@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sizewise.recipe import Recipe
-from sizewise.task import ModelConfig, Task
+from sizewise.steps.recipe import Recipe
+from sizewise.training.task import ModelConfig, Task
 
 HERE = Path(__file__).parent
 

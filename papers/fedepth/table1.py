@@ -15,9 +15,9 @@ from fractions import Fraction
 import shared
 import torch
 
-from sizewise import accounting
+from sizewise.families.widthwise import Widthwise
+from sizewise.memory import accounting
 from sizewise.methods.fedepth import FeDepth
-from sizewise.widthwise import Widthwise
 
 BATCH = 32
 BLOCKS = (20.02, 20.02, 20.02, 14.05, 10.07, 10.07, 7.21, 5.28, 5.28)

@@ -22,12 +22,14 @@ from matplotlib import pyplot
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise import config, rng, session
-from sizewise.disclosure import Blur
+from sizewise import config
+from sizewise.common import rng
 from sizewise.engines.site import Site
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.families.disclosure import Blur
 from sizewise.methods.fedin import EARLY, FedIN
-from sizewise.plan import Update
-from sizewise.state import State
+from sizewise.runs import preparation
 
 BATCH, VICTIM, ROUNDS, STEPS, SHOWN = 16, 0, 2, 600, 8
 SETTINGS: dict[str, dict[str, float]] = {
@@ -52,13 +54,13 @@ def prepared(data: str) -> Site:
             "recipe": {"optimizer": "adam", "lr": 0.001, "weight_decay": 0.0, "batch": BATCH},
         }
     )
-    setting = session.prepare(chosen)
+    setting = preparation.prepare(chosen)
     return Site(setting.method, setting.dataset, setting.partition)
 
 
 def trained(site: Site, state: State, round_index: int, devices: range) -> list[Update]:
     """Return what devices send in a round."""
-    from sizewise.fleet import Device
+    from sizewise.fleet.devices import Device
 
     plans = [site.method.plan(state, Device(number, "any"), round_index) for number in devices]
     updates = [site.train(state, plan) for plan in plans]

@@ -11,12 +11,12 @@ import shared
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sizewise.fleet import Device
+from sizewise.exchange.view import size_in_bytes
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedin import FedIN
 from sizewise.models.fedin import REPEATS
-from sizewise.recipe import Recipe
-from sizewise.task import ModelConfig, Task
-from sizewise.view import size_in_bytes
+from sizewise.steps.recipe import Recipe
+from sizewise.training.task import ModelConfig, Task
 
 BASE = {"mini": 16, "paper": 64}
 IMAGE = {"mini": (3, 16, 16), "paper": (3, 32, 32)}

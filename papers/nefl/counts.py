@@ -15,11 +15,11 @@ import time
 
 import shared
 
-from sizewise import submodels
 from sizewise.methods.nefl import NeFL
-from sizewise.recipe import Recipe
-from sizewise.submodels import Scaling
-from sizewise.task import ModelConfig, Task
+from sizewise.steps.recipe import Recipe
+from sizewise.surgery import submodels
+from sizewise.surgery.submodels import Scaling
+from sizewise.training.task import ModelConfig, Task
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
 PLAIN = {"projection": 1, "global_pool": True}

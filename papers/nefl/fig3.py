@@ -23,11 +23,13 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from torch import nn
 
-from sizewise import checkpoint, config, session
+from sizewise import config
+from sizewise.exchange import checkpoint
+from sizewise.exchange.plan import Piece
+from sizewise.exchange.state import State
 from sizewise.methods.nefl import NeFL
-from sizewise.plan import Piece
-from sizewise.state import State
-from sizewise.step_sizes import StepSize
+from sizewise.runs import preparation
+from sizewise.surgery.step_sizes import StepSize
 
 DEFAULT = "runs/papers/nefl-table1-mini/NeFL,_IID-0"
 
@@ -40,7 +42,7 @@ def submodels(folder: Path) -> dict[str, tuple[NeFL, Piece, State]]:
     final = folder / "final.safetensors"
     if not final.is_file():
         raise SystemExit(f"{folder} has no final.safetensors: it is no run, or not a finished one")
-    setting = session.prepare(config.load(folder / "config.toml"))
+    setting = preparation.prepare(config.load(folder / "config.toml"))
     method = setting.method
     if not isinstance(method, NeFL):
         raise SystemExit(f"{folder} is a run of {setting.config.method.name}, not of nefl")

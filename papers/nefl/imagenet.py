@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sizewise import pretrained
+from sizewise.data import pretrained
 
 
 def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ scale images have half the side.
 import shared
 import torch
 
-from sizewise import accounting
-from sizewise.method import Method
+from sizewise.families.base import Method
+from sizewise.memory import accounting
 
 MIB = 2**20
 

@@ -8,36 +8,36 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sizewise.anatomy import Anatomy, Staged, anatomy
     from sizewise.api import FinishedRun, federate
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
-    from sizewise.federation import Federation
-    from sizewise.fleet import Device, Fleet
-    from sizewise.memory import Footprint, Meter, OutOfBudget, predict
-    from sizewise.merge import CoverageMean
-    from sizewise.method import Method
-    from sizewise.plan import Piece, Plan, Refusal, Stage, Update
-    from sizewise.recipe import Recipe
-    from sizewise.state import State
-    from sizewise.view import Slot, View
+    from sizewise.exchange.coverage_mean import CoverageMean
+    from sizewise.exchange.plan import Piece, Plan, Refusal, Stage, Update
+    from sizewise.exchange.state import State
+    from sizewise.exchange.view import Slot, View
+    from sizewise.families.base import Method
+    from sizewise.fleet.devices import Device, Fleet
+    from sizewise.memory.prediction import Footprint, Meter, OutOfBudget, predict
+    from sizewise.runs.federation import Federation
+    from sizewise.steps.recipe import Recipe
+    from sizewise.surgery.anatomy import Anatomy, Staged, anatomy
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "anatomy": ("Anatomy", "Staged", "anatomy"),
+    "surgery.anatomy": ("Anatomy", "Staged", "anatomy"),
     "api": ("FinishedRun", "federate"),
     "config": ("Config",),
     "errors": ("BudgetTooSmall", "SizewiseError"),
-    "federation": ("Federation",),
-    "fleet": ("Device", "Fleet"),
-    "memory": ("Footprint", "Meter", "OutOfBudget", "predict"),
-    "merge": ("CoverageMean",),
-    "method": ("Method",),
-    "plan": ("Piece", "Plan", "Refusal", "Stage", "Update"),
-    "recipe": ("Recipe",),
-    "state": ("State",),
-    "view": ("Slot", "View"),
+    "runs.federation": ("Federation",),
+    "fleet.devices": ("Device", "Fleet"),
+    "memory.prediction": ("Footprint", "Meter", "OutOfBudget", "predict"),
+    "exchange.coverage_mean": ("CoverageMean",),
+    "families.base": ("Method",),
+    "exchange.plan": ("Piece", "Plan", "Refusal", "Stage", "Update"),
+    "steps.recipe": ("Recipe",),
+    "exchange.state": ("State",),
+    "exchange.view": ("Slot", "View"),
 }
 
 __all__ = [

@@ -20,15 +20,16 @@ from typing import Any
 from torch import nn
 
 from sizewise import config as configs
-from sizewise import cuts, deployment, session
-from sizewise.cuts import Cuts
+from sizewise.common.structure import nearest, parse_bytes
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import understood
 from sizewise.errors import ConfigError
-from sizewise.federation import Observer
 from sizewise.models import at_hand
 from sizewise.report import page, records
-from sizewise.structure import nearest, parse_bytes
+from sizewise.runs import cuts, session
+from sizewise.runs import export as deployment
+from sizewise.runs.cuts import Cuts
+from sizewise.runs.federation import Observer
 
 
 @dataclass(frozen=True)

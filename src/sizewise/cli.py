@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sizewise.config import Config
-    from sizewise.federation import Federation
-    from sizewise.run import Totals
+    from sizewise.runs.federation import Federation
+    from sizewise.runs.folder import Totals
 
 # Heavy modules are imported inside the commands: `sizewise list` and `--help` answer at once.
 
@@ -89,7 +89,7 @@ def run(
 ) -> None:
     """Train: one run, in a folder of its own; without a file, the embedded config."""
     from sizewise import config as configs
-    from sizewise import session
+    from sizewise.runs import session
 
     chosen = configs.load(config, overrides)
     if engine == "flower":
@@ -110,7 +110,7 @@ def resume(
     --set rounds=N makes it longer; engine.workers, engine.save_every, engine.flower and data.root
     may change as well. Anything else would mix two runs.
     """
-    from sizewise import session
+    from sizewise.runs import session
 
     _train(session.resumed(run_dir, overrides=overrides), as_json, track)
 
@@ -124,9 +124,9 @@ def plan(
 ) -> None:
     """Show what each device class would train, and what it costs; train nothing."""
     from sizewise import config as configs
-    from sizewise import preview
+    from sizewise.common.structure import plain
     from sizewise.report import figures, tables
-    from sizewise.structure import plain
+    from sizewise.runs import preview
 
     rows, cuts = preview.rows_and_cuts(configs.load(config, overrides))
     if figure is not None:
@@ -150,9 +150,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods under one protocol; what is done already is not run again."""
-    from sizewise import comparison
     from sizewise import config as configs
-    from sizewise.report import live, tables
+    from sizewise.report import comparison, live, tables
 
     chosen = configs.read(config, overrides)
     rows = comparison.by_method(chosen, _names(methods))
@@ -239,9 +238,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the model that fits a device, with a model card."""
-    from sizewise import deployment
+    from sizewise.common.structure import parse_bytes
     from sizewise.report import tables
-    from sizewise.structure import parse_bytes
+    from sizewise.runs import export as deployment
 
     ending = deployment.FORMATS[kind or "safetensors"]
     place = out or run_dir / f"model{ending}"
@@ -264,7 +263,7 @@ def list_names(
     as_json: AsJson = False,
 ) -> None:
     """List what a config can name."""
-    from sizewise import catalogue
+    from sizewise.runs import catalogue
 
     names = catalogue.names(what)
     if as_json:
@@ -283,7 +282,7 @@ def flower_new(
 ) -> None:
     """Write a Flower app folder for a config, to be started with `flwr run`."""
     from sizewise import config as configs
-    from sizewise.engines import flower_folder
+    from sizewise.flower import folder as flower_folder
 
     flower_folder.write(folder, configs.load(config, overrides))
     print(f"wrote {folder}; start it with: flwr run {folder} NAME-OF-YOUR-SUPERLINK --stream")
@@ -291,8 +290,8 @@ def flower_new(
 
 def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: list[str]) -> None:
     """Run a federation with a progress line, then print its result."""
-    from sizewise import trackers
     from sizewise.report import progress, tables
+    from sizewise.runs import trackers
 
     names = trackers.checked(track)
     _collect_garbage()
@@ -322,8 +321,8 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: 
 
 def _simulate(config: "Config", out: Path | None, as_json: bool, track: list[str]) -> None:
     """Run a federation on simulated Flower nodes, then print its result."""
-    from sizewise.engines import flower_simulation
     from sizewise.errors import ConfigError
+    from sizewise.flower import simulation as flower_simulation
     from sizewise.report import progress
 
     if track:

@@ -11,60 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from sizewise import methods
+from sizewise.common.structure import build, plain
+from sizewise.data.config import DataConfig
 from sizewise.data.dataset import Dataset
-from sizewise.engines.round_policy import RoundPolicy
 from sizewise.errors import ConfigError
-from sizewise.fleet import Fleet, FleetConfig
-from sizewise.method import Method
-from sizewise.recipe import Recipe
-from sizewise.structure import build, plain
-from sizewise.task import ModelConfig, Task
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The `[data]` table: which samples, and how they are divided among the devices.
-
-    Attributes:
-        name: A listed data set, a folder of files, or "owner/name" on the Hugging Face hub. Of data
-            that was given from Python: "memory:" and its own name.
-        sha256: Of data that was given from Python: its hash. The run sets it.
-        root: Folder that holds parquet folders by name; default: $SIZEWISE_DATA.
-        partition: How samples are dealt to devices; see `sizewise list partitions`.
-        alpha: Concentration of the Dirichlet partitions: small is uneven.
-        classes_per_device: For `shards` and `deck`.
-        min_samples: Smallest shard that `dirichlet` accepts.
-        samples_per_device: For `draw`.
-        train_limit: Use only this many training samples.
-        test_limit: Use only this many test samples.
-        image_size: Resize images to this many pixels a side.
-        tokenizer: For texts: a `tokenizer.json`, or a folder, package or hub name with one;
-            default: that of `model.weights`.
-        max_tokens: For texts: cut or pad them to this many tokens.
-        metric: How models are measured, a name of `sizewise.metrics`; default: as papers do it.
-        silos: Further data sets, each with labels of its own; `natural` makes each a device.
-    """
-
-    name: str = "digits"
-    sha256: str | None = None
-    root: str | None = None
-    partition: str = "iid"
-    alpha: float | None = None
-    classes_per_device: int | None = None
-    min_samples: int | None = None
-    samples_per_device: int | None = None
-    train_limit: int | None = None
-    test_limit: int | None = None
-    image_size: int | None = None
-    tokenizer: str | None = None
-    max_tokens: int = 128
-    metric: str | None = None
-    silos: tuple[str, ...] = ()
-
-    def options(self) -> dict[str, Any]:
-        """Return the partition's options that were given."""
-        names = ("alpha", "classes_per_device", "min_samples", "samples_per_device")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+from sizewise.families.base import Method
+from sizewise.fleet.devices import Fleet, FleetConfig
+from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.steps.recipe import Recipe
+from sizewise.training.task import ModelConfig, Task
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.data import AUGMENTATIONS
 from sizewise.data.augment import CHUNK, Transform, augment_once, crop, cutout
 from sizewise.errors import ConfigError

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from sizewise import config, deployment, session
+from sizewise import config
 from sizewise.data import memory
 from sizewise.data.dataset import Dataset
 from sizewise.errors import CheckpointError, DataError
+from sizewise.runs import export as deployment
+from sizewise.runs import session
 from test_cli import assert_one_sentence, sizewise
 
 TABLES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.data import PARTITIONS
 from sizewise.data.catalog import OTHER_NAMES
 from sizewise.data.partitions import (

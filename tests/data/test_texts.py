@@ -14,7 +14,7 @@ from sizewise.data import sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.texts import first_pieces
 from sizewise.errors import ConfigError, DataError
-from sizewise.step import IGNORED
+from sizewise.steps.step import IGNORED
 from text_cases import write_parquet, write_tokenizer
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from sizewise import config as configs
-from sizewise import session
 from sizewise.config import Config
 from sizewise.data import partitions
 from sizewise.engines import Engine
@@ -21,8 +20,9 @@ from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
 from sizewise.errors import EngineError
-from sizewise.federation import Federation
-from sizewise.run import RunFolder
+from sizewise.runs import preparation, session
+from sizewise.runs.federation import Federation
+from sizewise.runs.folder import RunFolder
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
@@ -72,7 +72,7 @@ def pools() -> Iterator[dict[int, PoolEngine]]:
 
 
 def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, object]:
-    setting = session.prepare(config)
+    setting = preparation.prepare(config)
     folder = RunFolder.create(path, config)
     partitions.save(setting.partition, folder.partition)
     engine: Engine = LocalEngine(Site(setting.method, setting.dataset, setting.partition))
@@ -152,7 +152,7 @@ def test_an_exception_in_a_worker_is_told_in_the_main_process(
     pools: dict[int, PoolEngine], tmp_path: Path
 ) -> None:
     config = configs.from_dict(ALONE)
-    setting = session.prepare(config)
+    setting = preparation.prepare(config)
     pools[2].open(config, setting.method, setting.dataset, str(tmp_path / "no partition"))
     state = setting.method.setup()
     plan = setting.method.plan(state, setting.fleet.device(0, 0), 0)
@@ -163,7 +163,7 @@ def test_an_exception_in_a_worker_is_told_in_the_main_process(
 def test_a_process_with_one_thread_is_forked_and_another_is_not() -> None:
     code = """
 import threading
-import sizewise.session  # all that a run needs
+import sizewise.runs.session  # all that a run needs
 from sizewise.engines.pool import PoolEngine
 
 def kind():

@@ -6,12 +6,12 @@ from conftest import devices_of
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Piece, Update
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 from sizewise.methods.alllarge import AllLarge
 from sizewise.methods.fedavg import FedAvg
-from sizewise.plan import Piece, Update
-from sizewise.state import State
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 

@@ -5,11 +5,11 @@ import torch
 
 from depth_cases import make_site, make_task
 from sizewise.errors import BudgetTooSmall
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.fleet.devices import Device
 from sizewise.methods.allsmall import AllSmall
 from sizewise.methods.inclusivefl import InclusiveFL
-from sizewise.plan import Update
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 VIT = {"patch": 2, "dim": 8, "heads": 2, "depth": 3}
 

@@ -15,20 +15,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from depth_cases import VIT, make_site, make_task, train
-from sizewise import cli, feddyn, session
+from sizewise import cli
 from sizewise import config as configs
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.evaluation import total
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.state import State, sha256
+from sizewise.families import feddyn
+from sizewise.fleet.devices import Device
 from sizewise.methods import find
 from sizewise.methods.depthfl import DepthFL, joint, ramp_up
 from sizewise.methods.fedavg import FedAvg
-from sizewise.plan import Plan, Refusal, Update
-from sizewise.run import RunFolder, Totals
-from sizewise.state import State, sha256
-from sizewise.step import backpropagate
-from sizewise.task import Task
+from sizewise.runs import session
+from sizewise.runs.folder import RunFolder, Totals
+from sizewise.steps.step import backpropagate
+from sizewise.training.evaluation import total
+from sizewise.training.task import Task
 
 MLP = {"hidden": [16, 12, 10, 8]}
 """Three depths, like the residual network of `depth_cases`, but predicted in no time."""
@@ -396,7 +398,7 @@ def rounds_of(method: Any) -> State:
 def test_07_with_one_exit_and_without_feddyn_it_is_fedavg_bit_for_bit(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sizewise.prefixwise.stage_ends", lambda shapes: [])
+    monkeypatch.setattr("sizewise.families.prefixwise.stage_ends", lambda shapes: [])
     task = make_task(epochs=2, norm="tracked", clip=1.0, augment="crop-flip", proximal=0.1)
     method = make(task, feddyn=False, **options)
     found, expected = rounds_of(method).tensors, rounds_of(FedAvg(task)).tensors

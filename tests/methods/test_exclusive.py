@@ -8,9 +8,9 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall
+from sizewise.exchange.plan import Update
 from sizewise.methods.exclusive import Exclusive
-from sizewise.plan import Update
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 
 def test_only_the_strong_take_part(

@@ -6,11 +6,11 @@ import torch
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedadam import FedAdam
 from sizewise.methods.fedavg import FedAvg
-from sizewise.state import State
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 
 def after_a_round(method: FedAvg, state: State, dataset: Dataset, partition: Partition) -> State:

@@ -5,17 +5,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import ConfigError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Piece
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
-from sizewise.plan import Piece
-from sizewise.state import State
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 
 def run(site: Site, rounds: int) -> State:

@@ -4,17 +4,17 @@ from typing import Any
 import pytest
 import torch
 
+from sizewise.cutting.verification import verify
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import ConfigError
-from sizewise.fleet import Device
-from sizewise.masking import verify
+from sizewise.exchange.plan import Piece
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 from sizewise.methods.feddropout import FedDropout
-from sizewise.plan import Piece
-from sizewise.state import State
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 

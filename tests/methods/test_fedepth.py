@@ -24,21 +24,23 @@ from depth_cases import (
     train,
     whole_peak,
 )
-from sizewise import buffering, rng, session
 from sizewise import config as configs
-from sizewise.blockwise import Blocks
+from sizewise.common import rng
 from sizewise.data.partitions import Partition
-from sizewise.depthwise import PEERS, _in_order
 from sizewise.engines.pool import PoolEngine
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Plan, Refusal
+from sizewise.exchange.state import State, sha256
+from sizewise.exchange.view import Tensors
+from sizewise.families.depthwise import PEERS, _in_order
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedepth import FeDepth, mutual
-from sizewise.optimizers import make_optimizer
-from sizewise.plan import Plan, Refusal
-from sizewise.run import RunFolder, Totals
-from sizewise.state import State, sha256
-from sizewise.training import workload
-from sizewise.view import Tensors
+from sizewise.runs import session
+from sizewise.runs.folder import RunFolder, Totals
+from sizewise.steps.optimizers import make_optimizer
+from sizewise.surgery.blockwise import Blocks
+from sizewise.training import buffering
+from sizewise.training.loop import workload
 
 Runs = Sequence[tuple[int, int]]
 RUNS: Runs = ((0, 1), (1, 3), (3, 4))

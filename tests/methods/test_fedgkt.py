@@ -12,17 +12,18 @@ from torch.nn import functional as F
 
 import rounds
 from sizewise import config as configs
-from sizewise import preview, rng, session
+from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State, sha256
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedgkt import FEATURES, LABELS, LOGITS, FedGKT
-from sizewise.plan import Update
-from sizewise.run import RunFolder, Totals
-from sizewise.state import State, sha256
-from sizewise.task import Task
+from sizewise.runs import preview, session
+from sizewise.runs.folder import RunFolder, Totals
+from sizewise.training.task import Task
 
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
 DEVICES = [Device(number, "any") for number in range(3)]

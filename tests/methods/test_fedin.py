@@ -13,20 +13,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rounds
-from sizewise import cli, preview, rng, session
+from sizewise import cli
 from sizewise import config as configs
+from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedin import EARLY, LATE, FedIN
 from sizewise.methods.local import Local
-from sizewise.plan import Update
-from sizewise.state import State
-from sizewise.task import Task
+from sizewise.runs import preview, session
+from sizewise.training.task import Task
 
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
 DEVICES = [Device(0, "a", model=SHALLOW), Device(1, "b", model=DEEP), Device(2, "c", model=DEEP)]

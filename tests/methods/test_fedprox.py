@@ -5,11 +5,11 @@ import torch
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedprox import FedProx
-from sizewise.plan import Update
-from sizewise.task import Task
+from sizewise.training.task import Task
 
 
 def update_of(method: FedAvg, dataset: Dataset, partition: Partition) -> Update:

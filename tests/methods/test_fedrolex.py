@@ -9,11 +9,11 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
 from sizewise.errors import ConfigError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Piece
+from sizewise.exchange.view import cut, grid
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedrolex import FedRolex
-from sizewise.plan import Piece
-from sizewise.task import Task
-from sizewise.view import cut, grid
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 

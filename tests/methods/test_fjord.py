@@ -9,21 +9,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import devices_of, do_round
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.config import from_dict
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import cut, grid
+from sizewise.families.nested import Nested
+from sizewise.fleet.devices import Device
 from sizewise.methods.fjord import FjORD
-from sizewise.nested import Nested
-from sizewise.plan import Update
-from sizewise.state import State
-from sizewise.step import backpropagate
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import cut, grid
+from sizewise.steps.step import backpropagate
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 WIDTHS = (0.25, 0.5, 1.0)

@@ -10,22 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import devices_of, do_round
-from sizewise import evaluation, norms
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import cut, grid, size_in_bytes
+from sizewise.families.nested import Nested
+from sizewise.fleet.devices import Device
 from sizewise.methods.heterofl import HeteroFL, classifier, owned
-from sizewise.nested import Nested
-from sizewise.plan import Update
-from sizewise.state import State
-from sizewise.step import backpropagate
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import cut, grid, size_in_bytes
+from sizewise.steps.step import backpropagate
+from sizewise.surgery import norms
+from sizewise.training import evaluation
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 Run = Callable[..., State]

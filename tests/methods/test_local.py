@@ -8,22 +8,23 @@ import torch
 from torch.nn import functional as F
 
 from sizewise import config as configs
-from sizewise import rng, session
+from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import cut
+from sizewise.families.prefixwise import Prefixwise
+from sizewise.families.widthwise import Widthwise
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.local import Local
-from sizewise.plan import Update
-from sizewise.prefixwise import Prefixwise
-from sizewise.run import Totals
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.view import cut
-from sizewise.widthwise import Widthwise
+from sizewise.runs import session
+from sizewise.runs.folder import Totals
+from sizewise.training.task import Task
 
 
 def train(site: Site, state: State, device: int, round_index: int) -> Update:

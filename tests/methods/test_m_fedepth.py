@@ -8,7 +8,7 @@ from torch import nn
 
 from depth_cases import VIT, make_site, make_task, plan_for, train, whole_peak
 from sizewise.engines.local import LocalEngine
-from sizewise.fleet import Device
+from sizewise.fleet.devices import Device
 from sizewise.methods import find
 from sizewise.methods.fedepth import FeDepth
 from sizewise.methods.m_fedepth import MFeDepth

@@ -9,20 +9,20 @@ from safetensors.torch import save_file
 from torch import nn
 
 from conftest import do_round
-from sizewise.anatomy import Staged
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import cut
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.nefl import NeFL
-from sizewise.plan import Update
-from sizewise.recipe import Recipe
-from sizewise.state import State
-from sizewise.task import ModelConfig, Task
-from sizewise.training import own_tensors
-from sizewise.view import cut
+from sizewise.steps.recipe import Recipe
+from sizewise.surgery.anatomy import Staged
+from sizewise.training.loop import own_tensors
+from sizewise.training.task import ModelConfig, Task
 
 Tasks = Callable[..., Task]
 Run = Callable[..., State]

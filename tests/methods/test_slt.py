@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors, cut, size_in_bytes
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.slt import SLT
-from sizewise.plan import Update
-from sizewise.recipe import Recipe
-from sizewise.state import State
-from sizewise.task import ModelConfig, Task
-from sizewise.training import Shard
-from sizewise.view import Tensors, cut, size_in_bytes
+from sizewise.steps.recipe import Recipe
+from sizewise.training.loop import Shard
+from sizewise.training.task import ModelConfig, Task
 
 SHIPPED = {
     0.125: "1 1 1 1 3 4 5 12 12 17 17 25 25 44 51 64",

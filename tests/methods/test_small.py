@@ -7,13 +7,13 @@ from torch import nn
 
 from conftest import devices_of
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Piece
+from sizewise.exchange.state import State
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.small import Small
-from sizewise.plan import Piece
-from sizewise.session import bytes_of_ratio
-from sizewise.state import State
-from sizewise.task import Task
+from sizewise.runs.preparation import bytes_of_ratio
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 Run = Callable[..., State]

@@ -13,13 +13,13 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError, NoChannelLeft
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.fleet.devices import Device
 from sizewise.methods.small import Small
 from sizewise.methods.splitmix import Ensemble, SplitMix, draw_as_if_wide
-from sizewise.plan import Update
-from sizewise.session import bytes_of_ratio
-from sizewise.step import backpropagate
-from sizewise.task import Task
+from sizewise.runs.preparation import bytes_of_ratio
+from sizewise.steps.step import backpropagate
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from rounds import do_round
-from sizewise.anatomy import Staged
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.site import Site
 from sizewise.errors import BudgetTooSmall
-from sizewise.fleet import Device
+from sizewise.exchange.plan import Update
+from sizewise.exchange.rows import with_rows
+from sizewise.exchange.state import State
+from sizewise.exchange.view import grid
+from sizewise.fleet.devices import Device
 from sizewise.methods import find, names
 from sizewise.models.preresnet import PreActivationBlock
-from sizewise.plan import Update
-from sizewise.rows import with_rows
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.view import grid
+from sizewise.surgery.anatomy import Staged
+from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
 FROZEN = "2.conv1.weight"

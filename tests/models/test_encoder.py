@@ -6,9 +6,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sizewise import cutting, indices, memory, pretrained
-from sizewise.channels import trace
+from sizewise.cutting import selection as indices
+from sizewise.cutting import shrinking as cutting
+from sizewise.cutting.channels import trace
+from sizewise.data import pretrained
 from sizewise.errors import ModelError
+from sizewise.memory import prediction as memory
 from sizewise.models import build
 from sizewise.models.encoder import Encoder, Pool, real
 from text_cases import TOKENS, VOCABULARY, text_task

@@ -16,10 +16,10 @@ import pytest
 
 import browser
 from sizewise import config as configs
-from sizewise import session
 from sizewise.report import page, records
 from sizewise.report.records import Run
 from sizewise.report.summary import Row
+from sizewise.runs import session
 from test_cli import assert_one_sentence, sizewise
 
 TABLES = {

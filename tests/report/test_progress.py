@@ -1,5 +1,5 @@
 from sizewise.report.progress import Progress
-from sizewise.run import Totals
+from sizewise.runs.folder import Totals
 
 
 def test_without_a_terminal_each_round_is_a_line(capsys):

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from sizewise.common.structure import nearest
 from sizewise.data.catalog import AUGMENTATIONS
 from sizewise.errors import ConfigError
-from sizewise.structure import nearest
 
 CHUNK = 1000
 _MOVES: dict[str, tuple[str, ...]] = {

@@ -29,7 +29,7 @@ class Source:
         mean: Channel means that papers normalise with; None: measured on the training set.
         std: Channel deviations that papers normalise with; None: measured.
         test: The split to test on, where the one called "test" hides its labels.
-        metric: How papers measure; None: by the kind of labels. See ``sizewise.metrics``.
+        metric: How papers measure; None: by the kind of labels. See ``sizewise.steps.metrics``.
     """
 
     description: str

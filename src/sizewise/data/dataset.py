@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 
 from sizewise.data.augment import Transform, augment_once
 from sizewise.errors import ConfigError, DataError
-from sizewise.metrics import METRICS
-from sizewise.state import sha256
-from sizewise.step import IGNORED
+from sizewise.exchange.state import sha256
+from sizewise.steps.metrics import METRICS
+from sizewise.steps.step import IGNORED
 
 Target = Literal["class", "tags", "score"]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
 

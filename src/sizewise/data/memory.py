@@ -9,20 +9,18 @@ import json
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sizewise.data.catalog import MEMORY, own_name
+from sizewise.data.config import DataConfig
 from sizewise.data.dataset import Dataset
 from sizewise.data.decode import channel_statistics
 from sizewise.errors import CheckpointError, ConfigError, DataError
-from sizewise.state import sha256
-
-if TYPE_CHECKING:
-    from sizewise.config import DataConfig
+from sizewise.exchange.state import sha256
 
 _READ_ONLY = ("root", "train_limit", "test_limit", "image_size", "metric", "silos")
 """Keys of `[data]` that say how files are read."""
@@ -83,7 +81,7 @@ def of_tensors(train_inputs: Any, train_labels: Any, test_inputs: Any, test_labe
     return Dataset("tensors", images[0], train, images[1], test, names, mean, std)
 
 
-def recorded(data: "DataConfig", dataset: Dataset) -> "DataConfig":
+def recorded(data: DataConfig, dataset: Dataset) -> DataConfig:
     """Return the `[data]` table of a new run whose data is given in memory."""
     check(data, dataset)
     idle = [key for key in _READ_ONLY if getattr(data, key)]
@@ -95,7 +93,7 @@ def recorded(data: "DataConfig", dataset: Dataset) -> "DataConfig":
     return replace(data, name=f"{MEMORY}{dataset.name}", sha256=identity(dataset))
 
 
-def check(data: "DataConfig", dataset: Dataset | None) -> None:
+def check(data: DataConfig, dataset: Dataset | None) -> None:
     """Raise unless a run's data is at hand, and is what its `[data]` table has recorded."""
     if dataset is not None and not isinstance(dataset, Dataset):
         raise DataError(_not_understood(dataset))

@@ -11,11 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sizewise import rng
+from sizewise.common import rng
+from sizewise.common.structure import nearest
 from sizewise.data.catalog import OTHER_NAMES, PARTITIONS
 from sizewise.data.schemes import SCHEMES, UNUSED, Request
 from sizewise.errors import ConfigError, DataError
-from sizewise.structure import nearest
 
 SHOWN_DEVICES = 1000
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sizewise import rng
+from sizewise.common import rng
+from sizewise.common.structure import nearest
 from sizewise.data import cache, files
 from sizewise.data.catalog import DATASETS, Source
 from sizewise.data.dataset import Dataset
@@ -25,7 +26,6 @@ from sizewise.data.decode import Split, channel_statistics, decode, resize
 from sizewise.data.silos import join
 from sizewise.data.texts import encode, find_columns, tokenizer, tokenizer_file
 from sizewise.errors import ConfigError, DataError, SizewiseError
-from sizewise.structure import nearest
 
 __all__ = ["Dataset", "load"]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sizewise import pretrained
+from sizewise.data import pretrained
 from sizewise.data.catalog import Source
 from sizewise.data.dataset import Dataset, Target
 from sizewise.data.decode import BATCH, TEST_SPLITS, Split
 from sizewise.errors import DataError
-from sizewise.metrics import METRICS
-from sizewise.step import IGNORED
+from sizewise.steps.metrics import METRICS
+from sizewise.steps.step import IGNORED
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

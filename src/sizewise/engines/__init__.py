@@ -1,4 +1,9 @@
-"""Engines: where devices do their work. The method code is the same on all of them."""
+"""Engines: where devices do their work. The method code is the same on all of them.
+
+`local` works in this process, `pool` in several over shared memory (`arena`); each has a `site`,
+which turns a plan into an update. `together` trains tiny models of several devices in one call.
+Imports `families`, `config` and below; machines of their own are the `flower` room's.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -7,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from sizewise.config import Config
     from sizewise.data.dataset import Dataset
-    from sizewise.evaluation import Score
-    from sizewise.method import Method
-    from sizewise.plan import Plan, Refusal, Update
-    from sizewise.state import State
+    from sizewise.exchange.plan import Plan, Refusal, Update
+    from sizewise.exchange.state import State
+    from sizewise.families.base import Method
+    from sizewise.training.evaluation import Score
 
 Outcome: TypeAlias = "Update | Refusal"
 

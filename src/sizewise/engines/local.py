@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from sizewise import evaluation
 from sizewise.engines import Outcome
 from sizewise.engines.site import Site
-from sizewise.evaluation import Score
-from sizewise.plan import Plan, portions
-from sizewise.state import State
+from sizewise.exchange.plan import Plan, portions
+from sizewise.exchange.state import State
+from sizewise.training import evaluation
+from sizewise.training.evaluation import Score
 
 
 class LocalEngine:

@@ -21,20 +21,20 @@ from typing import Any
 
 from torch import Tensor
 
-from sizewise import evaluation
-from sizewise.checkpoint import DeviceFiles
+from sizewise.common.structure import plain
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.engines import Outcome
 from sizewise.engines.arena import Arena
 from sizewise.engines.worker import main as become_workers
 from sizewise.errors import EngineError
-from sizewise.evaluation import Score
-from sizewise.method import Method
-from sizewise.plan import Plan, Refusal, Update, portions
-from sizewise.state import State
-from sizewise.structure import plain
-from sizewise.view import view_in_bytes
+from sizewise.exchange.checkpoint import DeviceFiles
+from sizewise.exchange.plan import Plan, Refusal, Update, portions
+from sizewise.exchange.state import State
+from sizewise.exchange.view import view_in_bytes
+from sizewise.families.base import Method
+from sizewise.training import evaluation
+from sizewise.training.evaluation import Score
 
 REORDER_WINDOW = 2
 """Portions per worker that may wait for an earlier, slower one."""

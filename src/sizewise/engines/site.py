@@ -15,16 +15,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sizewise import evaluation, norms
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.errors import DataError, SizewiseError
-from sizewise.evaluation import Score
-from sizewise.method import Method
-from sizewise.plan import Plan, Refusal, Update
-from sizewise.state import State
-from sizewise.training import Shard
-from sizewise.view import Tensors, cut
+from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors, cut
+from sizewise.families.base import Method
+from sizewise.surgery import norms
+from sizewise.training import evaluation
+from sizewise.training.evaluation import Score
+from sizewise.training.loop import Shard
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Site:
 
     def _at_once(self, state: State, plans: Sequence[Plan]) -> list[Update | Refusal] | None:
         """Do the work of devices in one batched call; None if that cannot be done."""
-        from sizewise import together  # Not needed, and slow to import, for most runs.
+        from sizewise.engines import together  # Not needed, and slow to import, for most runs.
 
         size = plans[0].piece.size
         if len(plans) < 2 or size in self._apart:

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from sizewise import config as configs
-from sizewise.checkpoint import DeviceFiles
+from sizewise.common.structure import build, plain
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
 from sizewise.engines.arena import Arena
 from sizewise.engines.site import Site
-from sizewise.evaluation import Score
-from sizewise.plan import Plan, Refusal
-from sizewise.state import State
-from sizewise.structure import build, plain
+from sizewise.exchange.checkpoint import DeviceFiles
+from sizewise.exchange.plan import Plan, Refusal
+from sizewise.exchange.state import State
+from sizewise.training.evaluation import Score
 
 Message = dict[str, Any]
 

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sizewise.common.structure import nearest
 from sizewise.errors import ConfigError
-from sizewise.structure import nearest
 
 if TYPE_CHECKING:
-    from sizewise.method import Method
+    from sizewise.families.base import Method
 
 
 OWN = "sizewise_methods"
@@ -71,7 +71,7 @@ def _look_here() -> None:
 
 
 def _only_method(where: str, found: dict[str, object]) -> "type[Method]":
-    from sizewise.method import Method
+    from sizewise.families.base import Method
 
     for value in found.values():
         is_method = inspect.isclass(value) and issubclass(value, Method) and value is not Method

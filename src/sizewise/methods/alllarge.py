@@ -12,7 +12,7 @@ metered.
 Discloses: the trained weights of each device, to the server.
 """
 
-from sizewise.method import Method
+from sizewise.families.base import Method
 
 
 class AllLarge(Method):

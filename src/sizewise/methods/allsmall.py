@@ -16,9 +16,9 @@ Discloses: the trained weights of each device, to the server.
 
 from functools import cached_property
 
-from sizewise.fleet import Device
-from sizewise.plan import Piece
-from sizewise.prefixwise import Prefixwise
+from sizewise.exchange.plan import Piece
+from sizewise.families.prefixwise import Prefixwise
+from sizewise.fleet.devices import Device
 
 
 class AllSmall(Prefixwise):

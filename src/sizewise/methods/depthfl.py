@@ -34,17 +34,18 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from sizewise import feddyn, norms
 from sizewise.errors import ConfigError
-from sizewise.exits import MultiExit
-from sizewise.options import acts_only
-from sizewise.plan import Piece, Plan, Stage, Update
-from sizewise.prefixwise import Prefixwise
-from sizewise.state import State
-from sizewise.step import Loss, compare
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import Tensors
+from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors
+from sizewise.families import feddyn
+from sizewise.families.exits import MultiExit
+from sizewise.families.options import acts_only
+from sizewise.families.prefixwise import Prefixwise
+from sizewise.steps.step import Loss, compare
+from sizewise.surgery import norms
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 
 class DepthFL(Prefixwise):

@@ -11,7 +11,7 @@ at budgets, so with weak devices fewer than `fleet.per_round` updates arrive in 
 Discloses: the trained weights of each device that takes part, to the server.
 """
 
-from sizewise.method import Method
+from sizewise.families.base import Method
 
 
 class Exclusive(Method):

@@ -16,10 +16,10 @@ Discloses: the trained weights of each device, to the server.
 from dataclasses import dataclass
 from functools import cached_property
 
+from sizewise.cutting.widths import named
 from sizewise.errors import ConfigError
-from sizewise.method import Method
-from sizewise.plan import Piece
-from sizewise.widths import named
+from sizewise.exchange.plan import Piece
+from sizewise.families.base import Method
 
 
 class FedAvg(Method):

@@ -19,13 +19,14 @@ Discloses: the trained weights of each device, to the server.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sizewise import indices, rng
+from sizewise.common import rng
+from sizewise.cutting import selection as indices
+from sizewise.cutting.selection import Rule
 from sizewise.errors import ConfigError
-from sizewise.fleet import Device
-from sizewise.indices import Rule
-from sizewise.options import acts_only
-from sizewise.plan import Piece
-from sizewise.widthwise import Shifting
+from sizewise.exchange.plan import Piece
+from sizewise.families.options import acts_only
+from sizewise.families.widthwise import Shifting
+from sizewise.fleet.devices import Device
 
 
 class FedDropout(Shifting):

@@ -36,18 +36,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise import buffering, rng
-from sizewise.blockwise import Blocks, Blockwise, Frozen, strides
-from sizewise.depthwise import PEERS, Depthwise
+from sizewise.common import rng
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device, ratio_of
-from sizewise.memory import Cost, Footprint, Meter, predict
-from sizewise.plan import Piece, Plan, Stage, Update
-from sizewise.state import State
-from sizewise.step import Loss, compare, cross_entropy
-from sizewise.task import Task
-from sizewise.training import Samples, Shard, own_tensors, workload
-from sizewise.view import Slot, Tensors, View
+from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.families.depthwise import PEERS, Depthwise
+from sizewise.fleet.devices import Device, ratio_of
+from sizewise.memory.prediction import Cost, Footprint, Meter, predict
+from sizewise.steps.step import Loss, compare, cross_entropy
+from sizewise.surgery.blockwise import Blocks, Blockwise, Frozen, strides
+from sizewise.training import buffering
+from sizewise.training.loop import Samples, Shard, own_tensors, workload
+from sizewise.training.task import Task
 
 
 class FeDepth(Depthwise):

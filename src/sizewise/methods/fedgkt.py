@@ -40,21 +40,22 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from sizewise import rng, training
-from sizewise.anatomy import Anatomy, Staged
-from sizewise.blockwise import hidden_shapes
-from sizewise.disclosure import Blur
+from sizewise.common import rng
 from sizewise.errors import ConfigError, UpdateRefused
-from sizewise.fleet import Device
-from sizewise.method import Method
-from sizewise.optimizers import MOMENTS, recalled
-from sizewise.plan import Piece, Plan, Stage, Update
-from sizewise.state import State
-from sizewise.step import Loss
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.transfer import Gathered, Pupil, pupils_loss, teachers_loss
-from sizewise.view import Tensors, View, whole
+from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors, View, whole
+from sizewise.families.base import Method
+from sizewise.families.disclosure import Blur
+from sizewise.fleet.devices import Device
+from sizewise.steps.optimizers import MOMENTS, recalled
+from sizewise.steps.step import Loss
+from sizewise.surgery.anatomy import Anatomy, Staged
+from sizewise.surgery.blockwise import hidden_shapes
+from sizewise.training import loop as training
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
+from sizewise.training.transfer import Gathered, Pupil, pupils_loss, teachers_loss
 
 FEATURES, LOGITS, LABELS = "features", "logits", "labels"
 ALONE, TAUGHT = "local", "distil"

@@ -39,19 +39,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Size, Tensor
 
-from sizewise import rng
-from sizewise.architectures import Architectures
-from sizewise.disclosure import Blur
+from sizewise.common import rng
 from sizewise.errors import ConfigError
-from sizewise.fleet import Device
-from sizewise.intermediate import Lesson, ignore, joined, single
-from sizewise.options import acts_only
-from sizewise.plan import Plan, Stage, Update
-from sizewise.state import State
-from sizewise.step import Loss
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import Tensors
+from sizewise.exchange.plan import Plan, Stage, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors
+from sizewise.families.architectures import Architectures
+from sizewise.families.disclosure import Blur
+from sizewise.families.options import acts_only
+from sizewise.fleet.devices import Device
+from sizewise.steps.step import Loss
+from sizewise.training.intermediate import Lesson, ignore, joined, single
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 EARLY, LATE = "features/in", "features/out"
 ALONE = "local"

@@ -19,11 +19,11 @@ Discloses: the trained weights of each device, to the server.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sizewise import indices
-from sizewise.fleet import Device
-from sizewise.indices import Rule
-from sizewise.plan import Piece
-from sizewise.widthwise import Shifting
+from sizewise.cutting import selection as indices
+from sizewise.cutting.selection import Rule
+from sizewise.exchange.plan import Piece
+from sizewise.families.widthwise import Shifting
+from sizewise.fleet.devices import Device
 
 
 class FedRolex(Shifting):

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise import rng
-from sizewise.fleet import Device
-from sizewise.nested import NestedWidths
-from sizewise.plan import Piece, Stage
-from sizewise.step import Loss, backpropagate, compare
-from sizewise.task import Task
-from sizewise.training import Shard
+from sizewise.common import rng
+from sizewise.exchange.plan import Piece, Stage
+from sizewise.families.nested import NestedWidths
+from sizewise.fleet.devices import Device
+from sizewise.steps.step import Loss, backpropagate, compare
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 
 class FjORD(NestedWidths):

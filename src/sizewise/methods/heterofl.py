@@ -28,17 +28,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sizewise import rng
+from sizewise.common import rng
 from sizewise.errors import ConfigError, ModelError
-from sizewise.fleet import Device
-from sizewise.nested import Nested, NestedWidths
-from sizewise.options import acts_only
-from sizewise.plan import Piece, Plan, Stage, Update
-from sizewise.scaling import scale
-from sizewise.step import Loss, cross_entropy, masked_cross_entropy
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import Tensors
+from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.view import Tensors
+from sizewise.families.nested import Nested, NestedWidths
+from sizewise.families.options import acts_only
+from sizewise.fleet.devices import Device
+from sizewise.steps.step import Loss, cross_entropy, masked_cross_entropy
+from sizewise.surgery.scaling import scale
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
 
 
 class HeteroFL(NestedWidths):

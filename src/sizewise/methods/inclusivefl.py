@@ -34,14 +34,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sizewise import norms, server_optim
 from sizewise.errors import ConfigError
-from sizewise.merge import CoverageMean
-from sizewise.plan import Piece, Update
-from sizewise.prefixwise import Prefixwise
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.view import Slot, Tensors, View
+from sizewise.exchange import server_optimizers as server_optim
+from sizewise.exchange.coverage_mean import CoverageMean
+from sizewise.exchange.plan import Piece, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.families.prefixwise import Prefixwise
+from sizewise.surgery import norms
+from sizewise.training.task import Task
 
 
 class InclusiveFL(Prefixwise):

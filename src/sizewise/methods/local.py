@@ -24,18 +24,18 @@ from typing import Any, Literal
 from torch import nn
 
 from sizewise.errors import ConfigError
-from sizewise.fleet import Device
-from sizewise.method import Method
+from sizewise.exchange.plan import Piece, Plan, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors, View, cut
+from sizewise.families.base import Method
+from sizewise.families.options import acts_only
+from sizewise.families.prefixwise import Prefixwise
+from sizewise.families.widthwise import Widthwise
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
-from sizewise.options import acts_only
-from sizewise.plan import Piece, Plan, Update
-from sizewise.prefixwise import Prefixwise
-from sizewise.state import State
-from sizewise.task import Task
-from sizewise.training import Shard
-from sizewise.view import Tensors, View, cut
-from sizewise.widthwise import Widthwise
-from sizewise.working import WorkingCopy
+from sizewise.training.loop import Shard
+from sizewise.training.task import Task
+from sizewise.training.working import WorkingCopy
 
 SIZES = "sizes"
 """Where the state's extras say which piece each device has."""

@@ -31,14 +31,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from sizewise import norms, rng
+from sizewise.common import rng
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device, ratio_of
-from sizewise.plan import Piece, Plan
-from sizewise.scalewise import Scalewise
-from sizewise.state import State
-from sizewise.step_sizes import StepSize, add_step_sizes
-from sizewise.training import own_tensors
+from sizewise.exchange.plan import Piece, Plan
+from sizewise.exchange.state import State
+from sizewise.families.scalewise import Scalewise
+from sizewise.fleet.devices import Device, ratio_of
+from sizewise.surgery import norms
+from sizewise.surgery.step_sizes import StepSize, add_step_sizes
+from sizewise.training.loop import own_tensors
 
 
 class NeFL(Scalewise):

@@ -30,12 +30,12 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.fleet import Device
-from sizewise.options import acts_only
-from sizewise.plan import Piece, Plan, Update
-from sizewise.state import State
-from sizewise.stepwise import Stepwise
-from sizewise.view import cut
+from sizewise.exchange.plan import Piece, Plan, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import cut
+from sizewise.families.options import acts_only
+from sizewise.families.stepwise import Stepwise
+from sizewise.fleet.devices import Device
 
 
 class SLT(Stepwise):

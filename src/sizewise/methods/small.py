@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from sizewise.cutting.widths import named
 from sizewise.errors import BudgetTooSmall, ConfigError, NoChannelLeft
-from sizewise.method import Method
-from sizewise.packing import largest_ratio
-from sizewise.plan import Piece
-from sizewise.state import State
-from sizewise.widths import named
-from sizewise.widthwise import STEPS
+from sizewise.exchange.plan import Piece
+from sizewise.exchange.state import State
+from sizewise.families.base import Method
+from sizewise.families.widthwise import STEPS
+from sizewise.memory.packing import largest_ratio
 
 
 class Small(Method):

@@ -28,18 +28,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sizewise import rng
+from sizewise.common import rng
+from sizewise.cutting.widths import named
 from sizewise.errors import ConfigError, NoChannelLeft
-from sizewise.fleet import Device, ratio_of
-from sizewise.method import Method
-from sizewise.plan import Piece, Plan, Stage, Update
-from sizewise.scaling import scale
-from sizewise.state import State
-from sizewise.step import Loss, cross_entropy, masked_cross_entropy
-from sizewise.task import Task
-from sizewise.training import Shard, own_tensors
-from sizewise.view import Slot, Tensors, View
-from sizewise.widths import named
+from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.families.base import Method
+from sizewise.fleet.devices import Device, ratio_of
+from sizewise.steps.step import Loss, cross_entropy, masked_cross_entropy
+from sizewise.surgery.scaling import scale
+from sizewise.training.loop import Shard, own_tensors
+from sizewise.training.task import Task
 
 LARGEST_DECK = 16
 

@@ -20,8 +20,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sizewise.common.structure import nearest
 from sizewise.errors import ConfigError, ModelError, NoChannelLeft
-from sizewise.structure import nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.errors import ModelError
-from sizewise.remaking import clone, remade
+from sizewise.torch_tools.remaking import clone, remade
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:

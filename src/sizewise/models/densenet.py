@@ -10,10 +10,10 @@ Every bottleneck layer and every transition is a block, so each can be trained o
 import torch
 from torch import Tensor, nn
 
-from sizewise.anatomy import Staged
+from sizewise.cutting.widths import scaled, scaled_growth
 from sizewise.errors import ModelError
 from sizewise.models.common import chain, initialise_convolutions, repeats
-from sizewise.widths import scaled, scaled_growth
+from sizewise.surgery.anatomy import Staged
 
 
 class DenseLayer(nn.Module):

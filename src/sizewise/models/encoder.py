@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizewise import pretrained
-from sizewise.anatomy import Staged
+from sizewise.data import pretrained
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
+from sizewise.surgery.anatomy import Staged
 
 
 def real(hidden: Tensor) -> Tensor:

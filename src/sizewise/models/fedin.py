@@ -13,9 +13,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sizewise.anatomy import Staged
+from sizewise.cutting.widths import scaled
 from sizewise.models.common import chain, initialise_convolutions
-from sizewise.widths import scaled
+from sizewise.surgery.anatomy import Staged
 
 REPEATS = {"a": (2, 3, 5), "b": (1, 1, 1), "c": (2, 2, 2), "d": (1, 3, 3), "e": (1, 1, 2)}
 """How many units follow the first one of each stage."""

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from sizewise.anatomy import Staged
+from sizewise.cutting.widths import scaled
 from sizewise.models.common import chain, initialise_convolutions, repeats
-from sizewise.step_sizes import Branch
-from sizewise.widths import scaled
+from sizewise.surgery.anatomy import Staged
+from sizewise.surgery.step_sizes import Branch
 
 
 class PreActivationBlock(nn.Module):

@@ -14,11 +14,11 @@ from math import ceil
 
 from torch import Tensor, nn
 
-from sizewise.anatomy import Staged
+from sizewise.cutting.widths import scaled
 from sizewise.errors import ModelError
 from sizewise.models.common import chain, initialise_convolutions, repeats
-from sizewise.step_sizes import Branch
-from sizewise.widths import scaled
+from sizewise.surgery.anatomy import Staged
+from sizewise.surgery.step_sizes import Branch
 
 
 class BasicBlock(nn.Module):

@@ -6,10 +6,10 @@ from math import prod
 
 from torch import nn
 
-from sizewise.anatomy import Staged
+from sizewise.cutting.widths import scaled
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
-from sizewise.widths import scaled
+from sizewise.surgery.anatomy import Staged
 
 
 def linear(*, classes: int, image: tuple[int, int, int]) -> Staged:

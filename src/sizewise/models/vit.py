@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise.anatomy import Staged
+from sizewise.cutting.widths import scaled_to_heads
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
-from sizewise.step_sizes import Branch
-from sizewise.widths import scaled_to_heads
+from sizewise.surgery.anatomy import Staged
+from sizewise.surgery.step_sizes import Branch
 
 
 class PatchEmbedding(nn.Module):

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sizewise.common.structure import format_bytes
 from sizewise.report import scales
 from sizewise.report.chart import NARROW, Chart, grid_x, series
 from sizewise.report.drawing import Box, Drawing, Line, Text, shortened
 from sizewise.report.records import Run, by_row
 from sizewise.report.scales import Scale
-from sizewise.structure import format_bytes
 
 
 @dataclass(frozen=True)

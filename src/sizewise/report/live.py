@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from sizewise.comparison import Job, Outcome
+from sizewise.report.comparison import Job, Outcome
 from sizewise.report.records import lines
 
 

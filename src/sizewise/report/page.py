@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from sizewise.common.structure import format_bytes, format_flops
 from sizewise.data.catalog import own_name
 from sizewise.report import attendance, budgets, curves, label_grid, pieces, sizes, summary
 from sizewise.report.chart import NARROW, WIDE, Chart, series
 from sizewise.report.drawing import DARK, PALETTE
 from sizewise.report.records import COSTS, Run, by_row
 from sizewise.report.summary import Row, summarise
-from sizewise.structure import format_bytes, format_flops
 
 # Nothing may be fetched, not even by mistake.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sizewise.common.structure import format_bytes
 from sizewise.report.chart import NARROW, Chart, series
 from sizewise.report.drawing import Box, Drawing, Text, shortened
 from sizewise.report.records import Run, by_row
-from sizewise.structure import format_bytes
 
 NAMED = 24
 """Parts that can have a name above their column."""

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from sizewise.run import Totals
-from sizewise.structure import format_bytes
+from sizewise.common.structure import format_bytes
+from sizewise.runs.folder import Totals
 
 
 class Progress:

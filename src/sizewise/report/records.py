@@ -10,9 +10,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from sizewise import cuts
-from sizewise.cuts import Cuts
 from sizewise.errors import CheckpointError
+from sizewise.runs import cuts
+from sizewise.runs.cuts import Cuts
 
 COMPARISON = "comparison.json"
 """The file that makes a folder a comparison."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from sizewise.ranking import ranking
+from sizewise.runs.ranking import ranking
 
 Result = Mapping[str, Any]
 

@@ -9,12 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sizewise.cuts import Cuts, read
-from sizewise.federation import Federation
-from sizewise.ranking import ranking
+from sizewise.common.structure import format_bytes, format_flops
 from sizewise.report.summary import Column, Row, cells, columns, meaning
-from sizewise.resuming import sentences
-from sizewise.structure import format_bytes, format_flops
+from sizewise.runs.cuts import Cuts, read
+from sizewise.runs.federation import Federation
+from sizewise.runs.ranking import ranking
+from sizewise.runs.resuming import sentences
 
 
 def announce(federation: Federation) -> None:

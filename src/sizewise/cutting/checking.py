@@ -1,0 +1,63 @@
+"""The check of a narrow model: every operation gives a result of the shape that it must have.
+
+It runs without data, so it is cheap, and it sees what could go wrong in silence: a forward that
+uses a number of channels that it stored often runs on fewer of them, with other heads or groups.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sizewise.cutting.channels import Channels, Mask, Step
+from sizewise.errors import ModelError
+from sizewise.torch_tools.dry_run import Recorder, Seen, named_tensors, on_meta, run
+from sizewise.torch_tools.failures import OTHERWISE, Paths, told
+
+_ADVICE = (
+    "its forward may use a number of channels that it stored: read it off a tensor, update it with "
+    f"sizewise.cutting.resize, {OTHERWISE}"
+)
+
+
+def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
+    """Raise ModelError unless every operation gives the shape that its channels predict.
+
+    Args:
+        small: The narrow model; it is left as it was.
+        channels: What `trace` found in the full model.
+        mask: Which channels are kept.
+    """
+    double = on_meta(small, trial=True)
+    paths = Paths(double)
+    kind = next((t.dtype for _, t in named_tensors(small) if t.is_floating_point()), torch.float)
+    inputs = [x.to(kind) if x.is_floating_point() else x for x in channels.inputs]
+    for training, steps in channels.passes.items():
+        recorder = Recorder(paths)
+        with told(paths, f"{type(small).__name__} cannot run when it is cut", _ADVICE), recorder:
+            run(double.train(training), *inputs)
+        _compare(type(small).__name__, recorder.seen, steps, mask)
+
+
+def _compare(name: str, got: Sequence[Seen], steps: Sequence[Step], mask: Mask) -> None:
+    for (operation, _, shape), step in zip(got, steps, strict=False):
+        expected = step.cut_shape(mask)
+        if operation != step.operation or _rows(shape) != _rows(expected):
+            raise ModelError(
+                f"{name} goes another way when it is cut: expected {step.operation} of shape "
+                f"{expected} in {step.module or 'it'}, got {operation} of shape "
+                f"{shape}; {_ADVICE}"
+            )
+    if len(got) != len(steps):
+        places = [module for _, module, _ in got], [step.module for step in steps]
+        place = max(places, key=len)[min(len(got), len(steps))]
+        raise ModelError(
+            f"{name} runs {len(got)} operations when it is cut instead of {len(steps)}, from "
+            f"{place or 'its forward'} on; {_ADVICE}"
+        )
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    # Leading dimensions may or may not be flattened for a product.
+    return (math.prod(shape[:-1]), *shape[-1:])

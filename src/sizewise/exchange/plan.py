@@ -1,0 +1,126 @@
+"""What travels between the server and a device: plans out, updates or refusals back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from sizewise.exchange.view import Tensors
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of a device's training.
+
+    Attributes:
+        lr: The learning rate.
+        epochs: Passes over the device's data.
+        trainable: Prefixes of the names of the tensors that learn; None is all of them.
+        name: Stages of one name, of pieces of one size, do the same to tensors of the same shapes.
+        cut: What the method needs to know to run it, such as its blocks. JSON-able.
+        part: Where stages share their passes, which of how many equal parts of the batches this one
+            takes, counted from 0; at least one batch.
+    """
+
+    lr: float
+    epochs: int
+    trainable: tuple[str, ...] | None = None
+    name: str = "all"
+    cut: Mapping[str, Any] = field(default_factory=dict)
+    part: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of the model that a device trains.
+
+    Attributes:
+        size: Its name. Pieces of one size have the same shapes, so they share a working copy of
+            the model, a predicted peak and a metered one.
+        cut: What the method needs to know to cut it: a width, blocks, an offset. JSON-able.
+    """
+
+    size: str = "full"
+    cut: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one device does in one round. Small, immutable and JSON-able.
+
+    Attributes:
+        device: The device's number.
+        round: The round, counted from 0.
+        group: The device's class.
+        piece: What it holds of the model.
+        stages: What it trains, in order.
+        budget: Its bytes; None is unlimited.
+        predicted: Predicted peak of one training step in bytes.
+    """
+
+    device: int
+    round: int
+    group: str
+    piece: Piece
+    stages: tuple[Stage, ...]
+    budget: int | None = None
+    predicted: int | None = None
+
+
+def portions(plans: Sequence[Plan], most: Callable[[Plan], int]) -> list[list[Plan]]:
+    """Divide plans into runs of those that are alike but for their devices.
+
+    Args:
+        plans: In order.
+        most: How many may be in a run that begins with this plan.
+    """
+    found: list[list[Plan]] = []
+    limit = 0
+    for plan in plans:
+        last = found[-1] if found else []
+        if len(last) < limit and replace(plan, device=last[0].device) == last[0]:
+            last.append(plan)
+        else:
+            found.append([plan])
+            limit = most(plan)
+    return found
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a device sends back.
+
+    Attributes:
+        plan: The plan it followed.
+        tensors: What it trained, by local name; the view of its plan says where each belongs.
+        samples: Size of its training data.
+        steps: Optimiser steps it took.
+        loss: Mean training loss over those steps.
+        peak_bytes: Metered peak of one training step.
+        seconds: Time it took.
+        memory: What it will remember in its next round; stays with the device, is never merged.
+        rows: For tensors of which it sends some rows only: which. Only these count as covered.
+        shared: What it tells of its samples, such as features: a row for each; never merged.
+    """
+
+    plan: Plan
+    tensors: Tensors
+    samples: int
+    steps: int
+    loss: float
+    peak_bytes: int | None = None
+    seconds: float = 0.0
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A device that did not take part in a round, or whose update was not merged, and why."""
+
+    device: int
+    round: int
+    group: str
+    reason: str

@@ -1,0 +1,371 @@
+"""The fleet: who takes part, with how many bytes, and who is asked in a round.
+
+A fleet is kept as its description (a few groups and events). A device is made when it is sampled,
+so a million devices cost no more than the text that names them.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate
+
+from sizewise.common.rng import python_generator
+from sizewise.common.structure import Bytes, nearest
+from sizewise.errors import ConfigError
+from sizewise.fleet.profiles import PROFILES
+
+SCENARIOS: dict[str, tuple[str, ...]] = {
+    "fair": ("1/6", "1/3", "1/2", "1"),
+    "lack": ("1/8", "1/6", "1/2", "1"),
+    "surplus": ("1/6", "1/3", "1/2", "2"),
+}
+"""FeDepth's budgets, as shares of what training the whole model costs (METHODS 4.8).
+
+Costs are as the paper counts them (`accounting.summary`), which is over twice what a step needs.
+"""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One participant.
+
+    Attributes:
+        id: Its number; it also names its share of the data.
+        group: Its device class, the key of `peak_bytes` and `budget_bytes` in results.
+        memory: Its budget for one training step in bytes; None is unlimited.
+        speed: FLOP per second, if known.
+        bandwidth: Bytes per second, if known.
+        ratio: The share of the model that its bytes stand for, if they were given as one.
+        turn: How many devices were asked before it, in all rounds.
+        model: The model that its owner named for it, if any.
+    """
+
+    id: int
+    group: str
+    memory: int | None = None
+    speed: float | None = None
+    bandwidth: float | None = None
+    ratio: float | None = None
+    turn: int = 0
+    model: str | None = None
+
+
+def ratio_of(device: Device) -> float:
+    """Return a device's share of the model, for methods that are asked to go by it."""
+    if device.ratio is None:
+        raise ConfigError(
+            "method.assign = 'ratio' needs a fleet that is given by ratios; "
+            "use fleet.ratios or fleet.scenario, or assign = 'bytes'"
+        )
+    return device.ratio
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """Devices that are alike: `[[fleet.group]]`.
+
+    Attributes:
+        count: How many there are.
+        memory: Their bytes; unlimited when left out.
+        name: Their device class; default: their model, bytes or ratio.
+        speed: FLOP per second.
+        bandwidth: Bytes per second.
+        ratio: Their share of the model; it becomes bytes unless these are given as well.
+        model: A model of their own, by name, for methods whose devices may have different ones.
+        profile: A listed kind of device, whose speed and bandwidth count where none are given.
+    """
+
+    count: int
+    memory: Bytes | None = None
+    name: str | None = None
+    speed: float | None = None
+    bandwidth: float | None = None
+    ratio: float | None = None
+    model: str | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "bandwidth"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"fleet.group.{name} must be a positive number, not {value}")
+        if self.profile is not None and self.profile not in PROFILES:
+            hint = nearest(self.profile, PROFILES)
+            raise ConfigError(f"unknown device profile {self.profile!r}; {hint}")
+        if self.count < 1:
+            raise ConfigError(f"fleet.group.count must be at least 1, not {self.count}")
+        if self.ratio is not None and not 0 < self.ratio < math.inf:
+            raise ConfigError(f"fleet.group.ratio must be a positive number, not {self.ratio}")
+
+
+@dataclass(frozen=True)
+class EventConfig:
+    """A change of the fleet from a round on: `[[fleet.event]]`.
+
+    Attributes:
+        round: The first round, counted from 1, in which the change holds.
+        join: How many new devices join with `memory`.
+        upgrade: Or: the name of a device class whose first `count` devices get `memory` instead.
+        count: How many devices of the class are upgraded; all of them when left out.
+        memory: The bytes of the new or upgraded devices.
+    """
+
+    round: int
+    memory: Bytes
+    join: int = 0
+    upgrade: str | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ConfigError(f"fleet.event.round counts from 1, so it cannot be {self.round}")
+        if (self.join > 0) == (self.upgrade is not None):
+            raise ConfigError(
+                "a fleet.event needs either join = N (new devices) or upgrade = 'class name'"
+            )
+        if self.count is not None and self.count < 1:
+            raise ConfigError(
+                f"fleet.event.count must be at least 1, not {self.count}; leave it out for all"
+            )
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """The `[fleet]` table: devices, their budgets, and how many are asked each round.
+
+    Attributes:
+        devices: Size of the fleet when `group` is not used.
+        per_round: Devices sampled each round, without replacement.
+        budgets: Dealt evenly over the devices, in order: the first share gets the first budget.
+        ratios: Or shares of the model, dealt in the same way; they become bytes.
+        scenario: Or one of FeDepth's scenarios, which are lists of ratios.
+        group: Or explicit groups.
+        event: Devices that join or are upgraded in mid-run.
+        profiles: Kinds of devices for the simulated clock: one for each budget, or one for all.
+        deadline: Simulated seconds after which a round ends; later updates are refused.
+    """
+
+    devices: int = 20
+    per_round: int = 5
+    budgets: tuple[Bytes, ...] = ()
+    ratios: tuple[float, ...] = ()
+    scenario: str | None = None
+    group: tuple[GroupConfig, ...] = ()
+    event: tuple[EventConfig, ...] = ()
+    profiles: tuple[str, ...] = ()
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None and not self.deadline > 0:
+            raise ConfigError(f"fleet.deadline must be positive seconds, not {self.deadline}")
+        if self.profiles and self.group:
+            raise ConfigError("fleet.profiles is for budgets; give each fleet.group its profile")
+        if self.devices < 1 or self.per_round < 1:
+            raise ConfigError("fleet.devices and fleet.per_round must be at least 1")
+        if sum(map(bool, (self.budgets, self.ratios, self.scenario, self.group))) > 1:
+            raise ConfigError(
+                "give only one of fleet.budgets, fleet.ratios, fleet.scenario and fleet.group"
+            )
+        if self.scenario is not None and self.scenario not in SCENARIOS:
+            hint = nearest(self.scenario, SCENARIOS)
+            raise ConfigError(f"unknown fleet.scenario {self.scenario!r}; {hint}")
+        present = sum(group.count for group in self.group) or self.devices
+        if self.per_round > present:
+            raise ConfigError(
+                f"fleet.per_round is {self.per_round}, but the fleet has only {present} devices; "
+                f"lower it or add devices"
+            )
+        if 0 < present < len(self.budgets or self.ratios):
+            raise ConfigError(
+                f"{len(self.budgets or self.ratios)} budgets cannot be dealt to {present} devices"
+            )
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All devices, as a description.
+
+    Attributes:
+        groups: Groups in device order, joiners last.
+        starts: The number of each group's first device.
+        joins: The round (from 0) from which each group is there.
+        upgrades: (round from 0, group index, devices of the group that change, bytes).
+        per_round: Devices sampled each round.
+    """
+
+    groups: tuple[GroupConfig, ...]
+    per_round: int
+    joins: tuple[int, ...]
+    upgrades: tuple[tuple[int, int, int, int], ...] = ()
+    starts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = accumulate(group.count for group in self.groups)
+        object.__setattr__(self, "starts", (0, *ends)[: len(self.groups)])
+
+    @property
+    def total(self) -> int:
+        """Devices that are ever there, joiners included: each has its own share of the data."""
+        return self.starts[-1] + self.groups[-1].count
+
+    def present(self, round_index: int) -> int:
+        """Return how many devices are there in a round; they are numbered from 0."""
+        return sum(
+            group.count
+            for group, join in zip(self.groups, self.joins, strict=True)
+            if join <= round_index
+        )
+
+    def device(self, number: int, round_index: int) -> Device:
+        """Make one device as it is in a round."""
+        index = bisect_right(self.starts, number) - 1
+        group = self.groups[index]
+        memory, ratio, name = group.memory, group.ratio, group.name or class_name(group.memory)
+        model = group.model
+        for when, which, count, new in self.upgrades:
+            # An upgrade is for devices that are still of the class it names.
+            of_class = which == index and name == (group.name or class_name(group.memory))
+            if of_class and when <= round_index and number - self.starts[index] < count:
+                memory, ratio, name, model = new, None, class_name(new), None
+        return Device(number, name, memory, group.speed, group.bandwidth, ratio, model=model)
+
+    def sample(self, seed: int, round_index: int) -> list[Device]:
+        """Draw the devices of a round without replacement, in ascending order of their numbers."""
+        present = self.present(round_index)
+        generator = python_generator(seed, "sample", round_index)
+        numbers = sorted(generator.sample(range(present), min(self.per_round, present)))
+        before = round_index * self.per_round
+        return [
+            replace(self.device(number, round_index), turn=before + position)
+            for position, number in enumerate(numbers)
+        ]
+
+    def classes(self) -> Iterator[tuple[Device, int, int]]:
+        """Yield one example device, the round it first appears in, and the number of its kind."""
+        for index, (start, join) in enumerate(zip(self.starts, self.joins, strict=True)):
+            yield self.device(start, join), join, self.groups[index].count
+        done = [0] * len(self.groups)
+        for when, index, count, _ in self.upgrades:
+            # Devices that an earlier event took out of the class are not meant by this one.
+            if count > done[index]:
+                example = self.device(self.starts[index] + count - 1, when)
+                yield example, when, count - done[index]
+                done[index] = count
+
+    def budgets(self) -> tuple[int | None, ...]:
+        """Return the different budgets that devices ever have, smallest first, unlimited last."""
+        found = {group.memory for group in self.groups} | {new for *_, new in self.upgrades}
+        return tuple(sorted(found, key=lambda memory: math.inf if memory is None else memory))
+
+    def ratios(self) -> tuple[float, ...]:
+        """Return the different ratios that budgets were given as, ascending."""
+        return tuple(sorted({g.ratio for g in self.groups if g.ratio is not None}))
+
+
+def class_name(memory: int | None) -> str:
+    """Return the name of the device class with this many bytes, e.g. "20MB"."""
+    if memory is None:
+        return "any"
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if memory >= size:
+            return f"{memory / size:.12g}{unit}"
+    return f"{memory}B"
+
+
+def make_fleet(
+    config: FleetConfig,
+    bytes_of_ratio: Callable[[float], int],
+    bytes_of_scenario: Callable[[float], int] | None = None,
+) -> Fleet:
+    """Turn the `[fleet]` table into a fleet.
+
+    Args:
+        config: What the user wrote.
+        bytes_of_ratio: The bytes that stand for a share of the model at hand; only called when
+            ratios are used, because it has to look at the model.
+        bytes_of_scenario: The same for the shares of a scenario; default: likewise.
+    """
+    if config.scenario and bytes_of_scenario is not None:
+        bytes_of_ratio = bytes_of_scenario
+    if config.group:
+        groups = list(config.group)
+    elif config.scenario:
+        shares = SCENARIOS[config.scenario]
+        kinds = [GroupConfig(1, ratio=float(Fraction(share)), name=share) for share in shares]
+        groups = _deal(config.devices, _profiled(kinds, config.profiles))
+    elif config.ratios:
+        kinds = [GroupConfig(1, ratio=ratio) for ratio in config.ratios]
+        groups = _deal(config.devices, _profiled(kinds, config.profiles))
+    else:
+        kinds = [GroupConfig(1, memory) for memory in config.budgets or (None,)]
+        groups = _deal(config.devices, _profiled(kinds, config.profiles))
+    for index, group in enumerate(groups):
+        if group.profile is not None:
+            profile = PROFILES[group.profile]
+            speed, bandwidth = group.speed or profile.speed, group.bandwidth or profile.bandwidth
+            group = replace(group, speed=speed, bandwidth=bandwidth)
+        memory, name = group.memory, group.name or group.model or class_name(group.memory)
+        if group.ratio is not None:
+            name = group.name or group.model or f"{group.ratio:g} model"
+            if memory is None:
+                memory = bytes_of_ratio(group.ratio)
+        groups[index] = replace(group, memory=memory, name=name)
+    joined = [event for event in sorted(config.event, key=lambda e: e.round) if event.join]
+    joins = (0,) * len(groups) + tuple(event.round - 1 for event in joined)
+    groups += [GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined]
+    _check_names(groups)
+    upgrades = [upgrade for event in config.event for upgrade in _upgrades(event, groups)]
+    return Fleet(tuple(groups), config.per_round, joins, tuple(sorted(upgrades)))
+
+
+def _profiled(kinds: list[GroupConfig], profiles: Sequence[str]) -> list[GroupConfig]:
+    """Give kinds of devices their profiles: one each, or the same to all."""
+    if not profiles:
+        return kinds
+    if len(profiles) not in (1, len(kinds)):
+        raise ConfigError(
+            f"fleet.profiles needs one name, or one for each of the {len(kinds)} budgets, "
+            f"not {len(profiles)}"
+        )
+    each = list(profiles) * (len(kinds) // len(profiles))
+    return [replace(kind, profile=name) for kind, name in zip(kinds, each, strict=True)]
+
+
+def _check_names(groups: Sequence[GroupConfig]) -> None:
+    """Raise unless each device class has one budget: results are given by class."""
+    budgets: dict[str | None, int | None] = {}
+    for group in groups:
+        if budgets.setdefault(group.name, group.memory) != group.memory:
+            raise ConfigError(
+                f"two device classes with different memory are both called {group.name!r}; "
+                f"give one of them another fleet.group.name"
+            )
+
+
+def _upgrades(
+    event: EventConfig, groups: Sequence[GroupConfig]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what an event changes in each group of its class, the first devices first."""
+    if event.upgrade is None:
+        return
+    names = [group.name or "" for group in groups]
+    if event.upgrade not in names:
+        hint = nearest(event.upgrade, names)
+        raise ConfigError(f"fleet.event.upgrade names no device class {event.upgrade!r}; {hint}")
+    left = sum(group.count for group in groups) if event.count is None else event.count
+    for index, group in enumerate(groups):
+        if group.name == event.upgrade and left > 0:
+            yield event.round - 1, index, min(left, group.count), event.memory
+            left -= group.count
+
+
+def _deal(devices: int, kinds: Sequence[GroupConfig]) -> list[GroupConfig]:
+    """Give consecutive, equal shares of the devices to the kinds (METHODS 4.8)."""
+    cuts = [-(-devices * i // len(kinds)) for i in range(len(kinds) + 1)]
+    return [
+        replace(kind, count=stop - start)
+        for kind, start, stop in zip(kinds, cuts, cuts[1:], strict=False)
+        if stop > start
+    ]

@@ -1,0 +1,222 @@
+"""The node's side of the Flower engine: a ClientApp that trains one device.
+
+A node is told who it is by its owner, in `flower-supernode --node-config`:
+
+    partition-id   the number of the device that it is
+    memory         its budget, such as "20MB"; "free" measures what the machine has left
+    data           a parquet folder of its own; without it, its share of the run's data set
+    state-dir      a folder for what it remembers, so that it outlives a restart of the server
+
+Torch is imported when there is something to train, not to tell the budget.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from sizewise.common.structure import build, parse_bytes, plain
+from sizewise.errors import ConfigError, DataError, SizewiseError
+from sizewise.flower import wire as wire
+
+if TYPE_CHECKING:
+    from sizewise.data.dataset import Dataset
+    from sizewise.engines.site import Site
+    from sizewise.exchange.plan import Plan, Update
+    from sizewise.exchange.view import Tensors
+    from sizewise.flower.memory import Versions
+
+
+def make_app() -> ClientApp:
+    """Return the ClientApp of a sizewise node."""
+    app, node = ClientApp(), Node()
+    app.query("announce")(node.announce)
+    app.train()(node.train)
+    app.evaluate()(node.evaluate)
+    return app
+
+
+class Node:
+    """Answers the server's messages."""
+
+    def __init__(self) -> None:
+        # The site of the last run, for engines that keep the process: a cache, never a result.
+        self._opened: tuple[object, Site] | None = None
+
+    def announce(self, message: Message, context: Context) -> Message:
+        """Tell which device this is, and what it has."""
+        try:
+            said = wire.Announcement(
+                device_of(context), budget_of(context), own_data="data" in context.node_config
+            )
+        except SizewiseError as error:
+            said = wire.Announcement(refusal=str(error))
+        return Message(RecordDict({"announcement": wire.write(plain(said))}), reply_to=message)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train what a plan says and send it back, with what it cost."""
+        from sizewise.exchange.plan import Plan, Update
+        from sizewise.flower.replies import digest
+
+        order = wire.read(message.content, "order")
+        plan = build(Plan, json.loads(order["plan"]))
+        report = wire.Report(plan.round, plan.device, digest(order["plan"]))
+        tensors: Tensors = {}
+        shared: Tensors = {}
+        try:
+            self._check(plan, context)
+            site, versions = self._site(order, context), self._versions(order, context)
+            known = versions.read(order["memory"]) if order["memory"] else {}
+            outcome = site.work(plan, _tensors(message), known or {})
+            if isinstance(outcome, Update):
+                tensors, shared = outcome.tensors, outcome.shared
+                version = versions.write(outcome.memory, order["memory"]) if outcome.memory else ""
+                report = _reported(report, outcome, version, forgot=known is None)
+            else:
+                report = replace(report, refusal=outcome.reason)
+        except SizewiseError as error:
+            report = replace(report, refusal=str(error))
+        packed = {"tensors": wire.pack(tensors), "shared": wire.pack(shared)}
+        return Message(
+            RecordDict({"report": wire.write(plain(report)), **packed}), reply_to=message
+        )
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Score a model that only this device has."""
+        from sizewise.exchange.state import State
+        from sizewise.training import evaluation
+
+        order = wire.read(message.content, "order")
+        memory = self._versions(order, context).read(order["memory"])
+        if memory is None:
+            raise DataError("it no longer has the model that it trained")
+        devices = {order["device"]: memory}
+        state = State(_tensors(message), extras=order["extras"], devices=devices)
+        score = evaluation.total(self._site(order, context).evaluate(state, order["size"], None))
+        return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
+
+    def _check(self, plan: "Plan", context: Context) -> None:
+        """Raise if a plan is for another device, or for more bytes than this one has by now."""
+        if plan.device != (device := device_of(context)):
+            raise ConfigError(f"it is device {device}, and the plan is for device {plan.device}")
+        budget = budget_of(context) if plan.budget is not None else None
+        if budget is not None and (plan.predicted or 0) > budget:
+            raise ConfigError(
+                f"its plan needs {plan.predicted:,} bytes, and it has no more than {budget:,} now"
+            )
+
+    def _site(self, order: dict[str, Any], context: Context) -> "Site":
+        """Return where plans of a run are carried out, with this node's data."""
+        import torch
+
+        from sizewise import config as configs
+        from sizewise.data import sources
+        from sizewise.data.texts import own_tokenizer
+        from sizewise.engines.site import Site
+        from sizewise.runs import preparation
+
+        torch.set_num_threads(1)  # This process trains, and does nothing else.
+        folder = context.node_config.get("data")
+        key = (json.dumps([order["config"], order["data"]]), folder)
+        if self._opened is None or self._opened[0] != key:
+            config, dataset = configs.from_dict(order["config"]), None
+            if folder is not None:
+                dataset = sources.load(
+                    str(folder),
+                    image_size=config.data.image_size,
+                    tokenizer=config.data.tokenizer or own_tokenizer(config.model.weights),
+                    max_tokens=config.data.max_tokens,
+                    metric=config.data.metric,
+                )
+                dataset = _like_the_others(dataset, **order["data"])
+                # Every device "draws" all of its own samples.
+                samples = len(dataset.train_labels)
+                data = replace(config.data, partition="draw", samples_per_device=samples)
+                config = replace(config, data=data)
+            setting = preparation.prepare(config, dataset)
+            site = Site(setting.method, setting.dataset, setting.partition)
+            self._opened = (key, site)
+        return self._opened[1]
+
+    def _versions(self, order: dict[str, Any], context: Context) -> "Versions":
+        from sizewise.flower.memory import Versions
+
+        home, folder = context.node_config.get("state-dir"), None
+        if home is not None:
+            # Runs of one config share what devices remember; others must not touch it.
+            run = hashlib.sha256(json.dumps(order["config"]).encode()).hexdigest()[:16]
+            folder = Path(str(home)).expanduser() / run / f"device-{device_of(context)}"
+        return Versions(context.state, folder)
+
+
+def _like_the_others(
+    dataset: "Dataset",
+    shape: list[int],
+    class_names: list[str],
+    mean: list[float],
+    std: list[float],
+) -> "Dataset":
+    """Return a node's own data, labelled and normalised as everybody's."""
+    if dataset.shape != tuple(shape):
+        raise DataError(
+            f"its images are {dataset.shape}, and those of the run {tuple(shape)}; "
+            f"set data.image_size, or convert them"
+        )
+    if dataset.classes > len(class_names):
+        raise DataError(
+            f"its data has {dataset.classes} classes, and the run has {len(class_names)}; "
+            f"label it as the run does"
+        )
+    return replace(dataset.in_classes(tuple(class_names)), mean=tuple(mean), std=tuple(std))
+
+
+def _tensors(message: Message) -> "Tensors":
+    record = message.content["tensors"]
+    return wire.unpack(record) if isinstance(record, ArrayRecord) else {}
+
+
+def _reported(report: wire.Report, update: "Update", memory: str, *, forgot: bool) -> wire.Report:
+    names = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
+    facts = {name: getattr(update, name) for name in names}
+    return replace(report, **facts, memory=memory, forgot=forgot)
+
+
+def device_of(context: Context) -> int:
+    """Return the number of the device that a node is."""
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConfigError(
+            f"a node's partition-id is the number of its device, counted from 0, not {number!r}; "
+            f"start the SuperNode with --node-config 'partition-id=0'"
+        )
+    return number
+
+
+def budget_of(context: Context) -> int | None:
+    """Return a node's bytes, as its owner gave them; None if nothing was said."""
+    given = context.node_config.get("memory")
+    if given is None:
+        return None
+    return free_memory() if given == "free" else parse_bytes(given, "a node's memory")
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this machine, or the container around this process, has left."""
+    left = []
+    meminfo, group = root / "proc/meminfo", root / "sys/fs/cgroup"
+    if meminfo.is_file():
+        rows = (line.split() for line in meminfo.read_text().splitlines())
+        left += [int(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:"]
+    if not left:
+        left.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:
+        limit, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
+        left.append(int(limit) - int(used))
+    except (OSError, ValueError):
+        pass  # No container, or one without a limit, which reads "max".
+    return max(1, min(left))

@@ -1,0 +1,152 @@
+"""From a node's reply to an update, or to the reason why it is refused.
+
+Whatever a node sends is checked against what it was asked for before it comes near the server's
+tensors. The order matters: cheap checks that need no memory come first.
+"""
+
+import hashlib
+import math
+import re
+from dataclasses import replace
+
+import torch
+from flwr.app import ArrayRecord, Message
+from torch import Tensor
+
+from sizewise.engines import Outcome
+from sizewise.errors import UpdateRefused
+from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.rows import with_rows
+from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors, check, check_shared, size_in_bytes, view_in_bytes
+from sizewise.families.base import Method
+from sizewise.flower import wire as wire
+from sizewise.flower.roster import Member
+
+RECEIPT = "receipt"
+"""The one tensor that the server keeps of a device's memory: its hash."""
+
+GONE = "its node left while it was at work"
+
+_FAILURES = {
+    3: "its message expired before it was fetched",
+    4: "its reply expired before it was fetched",
+    5: GONE,
+    8: "its ClientApp stopped responding",
+}
+
+
+def digest(plan: str) -> str:
+    """Return the hash of a plan's text, by which a node says what it did."""
+    return hashlib.sha256(plan.encode()).hexdigest()
+
+
+def read(
+    reply: Message,
+    plan: Plan,
+    text: str,
+    member: Member,
+    method: Method,
+    state: State,
+    samples: int,
+) -> tuple[Outcome, bool]:
+    """Return what a reply amounts to, and whether the device had to begin anew.
+
+    Args:
+        reply: What came back.
+        plan: What the device was asked for.
+        text: The plan as it was sent.
+        member: Whom it was sent to.
+        method: The run's method.
+        state: The server's state in this round.
+        samples: How many samples the device has, if it is known; else 0.
+    """
+    try:
+        if reply.has_error():
+            failure = f"its ClientApp failed: {reply.error.reason or 'no reason given':.300}"
+            raise UpdateRefused(_FAILURES.get(reply.error.code, failure))
+        if reply.metadata.src_node_id != member.node:
+            raise UpdateRefused("the reply came from another node than was asked")
+        if reply.content.keys() != {"report", "tensors", "shared"}:
+            raise UpdateRefused(f"the records {sorted(reply.content)!r:.200} came, expected three")
+        report = wire.read_as(wire.Report, reply.content, "report")
+        _check_echo(report, plan, text)
+        if report.refusal is not None:
+            raise UpdateRefused(report.refusal[:500])
+        _check_numbers(report, samples)
+        shared = _shared(reply.content["shared"], method.shared(plan, report.samples))
+        update = _update(report, reply.content["tensors"], plan, method, state)
+        return replace(update, shared=shared), report.forgot
+    except UpdateRefused as error:
+        return Refusal(plan.device, plan.round, plan.group, str(error)), False
+
+
+def _check_echo(report: wire.Report, plan: Plan, text: str) -> None:
+    """Raise UpdateRefused unless a report is on the work that was asked for."""
+    if report.round != plan.round:
+        raise UpdateRefused(
+            f"the update is of round {report.round + 1}, expected that of round {plan.round + 1}"
+        )
+    if report.device != plan.device:
+        raise UpdateRefused(
+            f"the update is of device {report.device}, expected that of device {plan.device}"
+        )
+    if report.plan != digest(text):
+        raise UpdateRefused("the update follows another plan than the one that was sent")
+
+
+def _check_numbers(report: wire.Report, samples: int) -> None:
+    """Raise UpdateRefused unless a report's numbers make sense: they decide how much it counts."""
+    if report.samples < 1 or (samples and report.samples != samples):
+        raise UpdateRefused(f"it reports {report.samples:,} samples, expected {samples or 'some'}")
+    if report.samples > 2**53:  # A larger one would swamp the mean, whatever the others are.
+        raise UpdateRefused(f"it reports {report.samples:,} samples")
+    good = report.steps >= 1 and report.seconds >= 0 and (report.peak_bytes or 0) >= 0
+    if not good or not math.isfinite(report.loss) or not math.isfinite(report.seconds):
+        raise UpdateRefused(
+            f"it reports {report.steps} steps, a loss of {report.loss}, a peak of "
+            f"{report.peak_bytes} bytes and {report.seconds} seconds, which cannot be"
+        )
+    if not re.fullmatch("([0-9a-f]{64})?", report.memory):
+        raise UpdateRefused("it names its memory by something that is not a hash")
+
+
+def _shared(record: object, expected: Tensors) -> dict[str, Tensor]:
+    """Return what a device tells of its samples, if it is what it was asked for."""
+    if not isinstance(record, ArrayRecord):
+        raise UpdateRefused("what it shares is not an array record")
+    room, sent = size_in_bytes(expected), wire.weight(record)
+    if sent > room:
+        raise UpdateRefused(f"it shares {sent:,} bytes, and was asked for {room:,}")
+    shared = wire.unpack(record)
+    check_shared(shared, expected)
+    return shared
+
+
+def _update(
+    report: wire.Report, record: object, plan: Plan, method: Method, state: State
+) -> Update:
+    if not isinstance(record, ArrayRecord):
+        raise UpdateRefused("its tensors are not an array record")
+    view = method.view(plan.piece)
+    if extra := record.keys() - view.keys():
+        raise UpdateRefused(f"tensor {min(extra)!r:.99} was never sent to this device")
+    room, sent = view_in_bytes(view, state.tensors), wire.weight(record)
+    if sent > room:
+        raise UpdateRefused(f"it sends {sent:,} bytes, and its view has {room:,}")
+    tensors = wire.unpack(record)
+    check(tensors, with_rows(view, report.rows, state.tensors), state.tensors)
+    if missing := method.expected(plan) - tensors.keys():
+        raise UpdateRefused(f"tensor {min(missing)!r} is missing, which its plan trains")
+    receipt = torch.tensor(list(bytes.fromhex(report.memory)), dtype=torch.uint8)
+    return Update(
+        plan,
+        tensors,
+        samples=report.samples,
+        steps=report.steps,
+        loss=report.loss,
+        peak_bytes=report.peak_bytes,
+        seconds=report.seconds,
+        memory={RECEIPT: receipt} if report.memory else {},
+        rows=report.rows,
+    )

@@ -1,0 +1,100 @@
+"""The server's side of a Flower run: a ServerApp that starts a run, or goes on with it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from sizewise import config as configs
+from sizewise.config import Config
+from sizewise.errors import TooFewUpdates
+from sizewise.flower import fleet as flower_fleet
+from sizewise.flower.engine import FlowerEngine
+from sizewise.runs import session
+from sizewise.runs.federation import Federation, Observer
+from sizewise.runs.folder import Totals
+
+
+def make_app(config: Path) -> ServerApp:
+    """Return the ServerApp of a config file.
+
+    Flower's run config has two keys: `out`, the run folder, which is resumed if it exists, and
+    `set`, further values such as "rounds=3 recipe.lr=0.05", separated by blanks.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        overrides = str(context.run_config.get("set", "")).split()
+        chosen = configs.load(config, overrides)
+
+        def tell(line: Mapping[str, Any], totals: Totals) -> None:
+            accuracy = f"{totals.accuracy:.1%}" if totals.accuracy is not None else "unknown"
+            print(
+                f"sizewise: round {line['round']} of {chosen.rounds}, accuracy {accuracy}, "
+                f"{line['devices']} updates, {line['refused']} refused, {line['seconds']:.1f} s",
+                flush=True,
+            )
+
+        result = serve(grid, chosen, Path(str(context.run_config["out"])), tell)
+        print("sizewise: result", json.dumps(result), flush=True)
+
+    return app
+
+
+def serve(
+    grid: Grid,
+    config: Config,
+    out: Path,
+    observe: Observer = lambda line, totals: None,
+    poll: float = 0.5,
+) -> dict[str, Any]:
+    """Run a federation on a grid, from where its folder is, and return the result.
+
+    Args:
+        grid: Flower's way to the nodes.
+        config: The run, if it is a new one; an existing folder knows its own.
+        out: The run folder.
+        observe: Called after each round.
+        poll: Seconds between two looks at what came.
+    """
+    engine = FlowerEngine(grid, poll)
+    failures = 0
+
+    def observed(line: Mapping[str, Any], totals: Totals) -> None:
+        nonlocal failures
+        failures = 0
+        observe(line, totals)
+
+    with _opened(engine, config, out) as federation:
+        while True:
+            try:
+                return federation.run(observed)
+            except TooFewUpdates:
+                # Nothing of that round was kept: it is done again, from the last durable one.
+                failures += 1
+                if failures >= federation.config.engine.flower.attempts:
+                    raise
+                engine.settle()
+
+
+@contextmanager
+def _opened(engine: FlowerEngine, config: Config, out: Path) -> Iterator[Federation]:
+    """Yield the federation of a folder, new or not, once enough devices are there."""
+    exists = (out / "config.toml").is_file()
+    chosen = configs.load(out / "config.toml") if exists else config
+    fleet, policy = chosen.fleet, chosen.engine.flower
+    wanted = policy.nodes or sum(group.count for group in fleet.group) or fleet.devices
+    # A run that was under way goes on without nodes that are gone for good.
+    engine.roster.wait(wanted, policy.wait, policy.minimum if exists else wanted)
+    if exists:
+        opening = session.resumed(out, engine=engine)
+    else:
+        chosen = flower_fleet.told(chosen, engine.roster.members.values())
+        opening = session.started(chosen, out, engine=engine)
+    with opening as federation:
+        yield federation

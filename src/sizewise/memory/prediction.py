@@ -1,0 +1,308 @@
+"""The bytes of a training step, predicted without running it.
+
+A device's budget is counted in bytes of live tensor storage: parameters, buffers, batch, gradients,
+optimiser state, what the forward pass keeps for the backward pass, and temporaries. That figure is
+the same on every machine, and `predict` gives exactly what a `Meter` around the real step reads:
+
+    footprint = predict(model, torch.empty(32, 3, 32, 32, device="meta"), optimizer=make_optimizer)
+    with Meter(budget=footprint.peak) as meter:  # with one byte less it would raise OutOfBudget
+        meter.track(model, optimizer, images, labels)
+        training_step(model, optimizer, images, labels)
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from sizewise.errors import ModelError
+from sizewise.memory.ledger import Footprint, Ledger
+from sizewise.memory.meter import Meter, OutOfBudget
+from sizewise.steps.optimizers import Optimizer, Sgd
+from sizewise.steps.step import rest, training_step
+from sizewise.torch_tools.failures import blame
+from sizewise.torch_tools.hollow import HollowMode, emptied
+from sizewise.torch_tools.remaking import as_parameter, plain_tensors, remade
+
+__all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
+
+Step = Callable[..., object]
+"""Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
+
+OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one training step takes.
+
+    Attributes:
+        footprint: Bytes, in the steady state, when the optimiser's state exists.
+        flops: Floating-point operations, forward and backward.
+    """
+
+    footprint: Footprint
+    flops: int
+
+
+def predict(module: nn.Module, inputs: Any, targets: Any = None, **options: Any) -> Footprint:
+    """Return the bytes of one step; see `cost` for what can be given."""
+    return cost(module, inputs, targets, **options).footprint
+
+
+def cost(
+    module: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    optimizer: OptimizerFactory = Sgd,
+    trainable: Collection[str] | None = None,
+    step: Step = training_step,
+    anchored: bool = False,
+    training: bool = True,
+) -> Cost:
+    """Return what one step takes.
+
+    Nothing is computed: the step runs on a copy whose tensors have shapes but no data. A model that
+    looks at its data, or uses a kernel whose buffers only the real one knows (`nn.LSTM`), takes one
+    real step on a real copy instead. The given module is not touched.
+
+    Args:
+        module: What is trained; its tensors may be on the meta device. For several networks at
+            once, a module that holds them all.
+        inputs: A batch, as the step takes it. Only shapes and types matter, so tensors on the meta
+            device do; containers of tensors are fine.
+        targets: Likewise; default: one class label per input, int64 (B,).
+        optimizer: From the parameters that learn to an optimiser, of ours or of `torch.optim`.
+        trainable: Prefixes of the names of the parameters that learn; default: those that do now.
+        step: The training step, called as step(module, optimizer, inputs, targets).
+        anchored: Whether the step gets a copy of every parameter that learns as a fifth argument,
+            for a proximal term.
+        training: False gives a forward pass in evaluation mode, without gradients.
+
+    Raises:
+        ModelError: Nothing is trainable, a prefix names no parameter, or the module cannot take a
+            step, whatever it is that goes wrong in it.
+    """
+    try:
+        if targets is None:
+            targets = torch.empty(len(inputs), dtype=torch.int64, device="meta")
+        spec = _Spec((inputs, targets), optimizer, step, anchored, training)
+        learning = learning_names(module, trainable) if training else frozenset()
+        return _known(module, learning, spec)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _refusal(module, blame(error, module)) from error
+
+
+def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:
+    """Return what a step takes, if it is known; else find out."""
+    try:
+        key = _fingerprint((module, learning, *vars(spec).values()), {})
+        known = _cache.get(key)
+    except Exception:  # something in it cannot be compared with anything, so nothing is known
+        return _predict(module, learning, spec)
+    if known is None:
+        if len(_cache) >= _CACHE_SIZE:
+            _cache.clear()
+        known = _cache[key] = _predict(module, learning, spec)
+    return known
+
+
+_CACHE_SIZE = 256
+_cache: dict[Hashable, Cost] = {}
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What a prediction depends on besides the module."""
+
+    batch: tuple[Any, Any]
+    optimizer: OptimizerFactory
+    step: Step
+    anchored: bool
+    training: bool
+
+
+def learning_names(module: nn.Module, prefixes: Collection[str] | None) -> frozenset[str]:
+    """Return the names of the parameters that learn."""
+    named = list(module.named_parameters())
+    if prefixes is None:
+        names = {name for name, parameter in named if parameter.requires_grad}
+    else:
+        names = set()
+        for prefix in prefixes:
+            found = {name for name, _ in named if f"{name}.".startswith(f"{prefix}.")}
+            if not found:
+                raise ModelError(
+                    f"no parameter of {type(module).__name__} has the name or prefix {prefix!r}"
+                )
+            names |= found
+    if not names:
+        raise ModelError(
+            f"{type(module).__name__} has no parameter that learns; "
+            "name some as trainable, or ask for training=False"
+        )
+    return frozenset(names)
+
+
+def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
+    """Return a value that is equal for modules, steps and batches that need the same bytes."""
+    kind = type(value)
+    if kind is bool or kind is int or kind is str or value is None:
+        return value  # type: ignore[no-any-return]
+    if kind in (dict, OrderedDict) and not value:
+        return ()  # A table of hooks; every layer has a dozen.
+    if isinstance(value, Tensor | nn.Module):
+        # The number tells tied weights and shared layers from equal ones.
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
+        if isinstance(value, Tensor):
+            return value.dtype, value.shape, value.stride()
+        return type(value), _fingerprint(vars(value), seen)
+    if isinstance(value, partial):
+        return _fingerprint((value.func, value.args, value.keywords), seen)
+    if isinstance(value, Mapping):
+        return tuple((key, _fingerprint(item, seen)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_fingerprint(item, seen) for item in value)
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, MethodType):
+        # Its answer may depend on its object, and a cache must not keep that alive.
+        raise TypeError("a bound method has no fingerprint")
+    return value  # type: ignore[no-any-return]
+
+
+def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
+    with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
+        # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
+        if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
+            try:
+                return _simulate(remade(module, emptied), learning, spec, emptied)
+            except Exception:  # noqa: S110
+                pass  # it looks at its data; or it cannot run at all, and will say so again now
+        twin = remade(module, _same_data)
+        try:
+            return _simulate(twin, learning, spec, _same_data)
+        except Exception as error:
+            raise _refusal(module, blame(error, module, twin)) from error
+
+
+def _refusal(module: nn.Module, reason: str) -> ModelError:
+    return ModelError(f"{type(module).__name__} cannot take a step: {reason}")
+
+
+def _same_data(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
+
+
+def _simulate(
+    twin: nn.Module,
+    learning: frozenset[str],
+    spec: _Spec,
+    same: Callable[[Tensor], Tensor],
+) -> Cost:
+    """Run a step on a copy of the module made of tensors of another kind, and account for it."""
+    batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
+    twin.train(spec.training)
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(name in learning)
+    rest(twin)
+    before = list(plain_tensors(twin))
+    found = _step(twin, batch, spec, same, [])
+    known = {id(tensor) for tensor in before}
+    kept = [tensor for tensor in plain_tensors(twin) if id(tensor) not in known]
+    if not kept:
+        return found
+    # It keeps what it computed, up to and during the next step: only that one is like all others.
+    del before, known
+    for parameter in twin.parameters():
+        parameter.grad = None
+    return _step(twin, batch, spec, same, kept)
+
+
+def _step(
+    twin: nn.Module,
+    batch: tuple[Any, Any],
+    spec: _Spec,
+    same: Callable[[Tensor], Tensor],
+    kept: list[Tensor],
+) -> Cost:
+    """Run a step; `kept` is what the step before left in the module, and is used up."""
+    ledger = Ledger()
+    ledger.record("parameters", twin)
+    ledger.record("batch", batch)
+    ledger.record("activations", kept)
+    kept.clear()
+    if not spec.training:
+        with ledger, torch.no_grad():
+            twin(batch[0])
+        return Cost(ledger.footprint(), ledger.flops)
+    parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+    stand_in = _StandIn(parameters, ledger)
+    anchors = [[same(parameter) for parameter in parameters]] if spec.anchored else []
+    ledger.record("parameters", anchors)
+    with ledger:
+        spec.step(twin, stand_in, *batch, *anchors)
+    extra = _optimizer_bytes(spec.optimizer, parameters, stand_in.moved)
+    return Cost(ledger.footprint(*extra), ledger.flops)
+
+
+class _StandIn:
+    """Takes the optimiser's place in a simulated step and notes when it is asked to act."""
+
+    def __init__(self, parameters: list[nn.Parameter], ledger: Ledger) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters}]
+        self.state: dict[object, object] = {}
+        self.ledger = ledger
+        self.moved: set[int] = set()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: there are no gradients yet."""
+
+    def step(self) -> None:
+        """Note which parameters would move, and what is alive."""
+        gradients = {i: p.grad for i, p in enumerate(self.param_groups[0]["params"])}
+        present = {i: gradient for i, gradient in gradients.items() if gradient is not None}
+        self.moved |= present.keys()
+        self.ledger.record("gradients", present)
+        self.ledger.optimizer_moments.append(self.ledger.clock)
+
+
+def _optimizer_bytes(
+    make: OptimizerFactory, parameters: Sequence[Tensor], moved: set[int]
+) -> tuple[int, int]:
+    """Return the bytes of an optimiser's state, and the most its step adds for a moment."""
+    twins = [as_parameter(emptied(parameter)) for parameter in parameters]
+    for index in moved:
+        twins[index].grad = emptied(twins[index])
+    optimizer = make(twins)
+    if not getattr(optimizer, "one_by_one", False):
+        return _steady_bytes(optimizer, twins)
+    # Many have the same shape.
+    kinds = [(p.shape, p.stride(), p.dtype, p.grad is not None) for p in twins]
+    examples = dict(zip(kinds, twins, strict=True))
+    each = {kind: _steady_bytes(make([p]), [p]) for kind, p in examples.items()}
+    state = sum(each[kind][0] for kind in kinds)
+    return state, max(transient for _, transient in each.values())
+
+
+def _steady_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[int, int]:
+    with HollowMode():
+        optimizer.step()  # the first step creates the state
+        with Meter() as meter:
+            meter.track(optimizer)
+            state = meter.live
+            meter.track(parameters, [p.grad for p in parameters if p.grad is not None])
+            before = meter.live
+            optimizer.step()
+            return state, meter.peak - before

@@ -1,0 +1,251 @@
+"""A comparison: one task, a row for each method, several seeds, a few runs at a time.
+
+Each run is what `sizewise run` gives, in a folder of its own: what is done is not run again, and
+what was stopped goes on where it was. All runs of a seed have the same split, the same budgets and
+the same sampled devices, because these depend on the config and the seed alone.
+"""
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import tomli_w
+
+from sizewise import config as configs
+from sizewise.common.structure import plain
+from sizewise.config import Config, EngineConfig
+from sizewise.errors import ConfigError, NothingMerged
+from sizewise.exchange.checkpoint import write_bytes
+from sizewise.report import summary
+from sizewise.report.records import COMPARISON, lines
+from sizewise.report.summary import Row, summarise
+
+Tables = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison.
+
+    Attributes:
+        row: The row it belongs to, such as a method's name.
+        seed: Its seed.
+        config: The run, on one core: the number of workers does not change its bits.
+        folder: Its run folder.
+    """
+
+    row: str
+    seed: int
+    config: Config
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        job: Which one.
+        result: What `sizewise run --json` printed, and the optimiser steps of all devices; None if
+            the run failed.
+        error: Why it failed, in one sentence.
+        exit_code: Of the run.
+    """
+
+    job: Job
+    result: Mapping[str, Any] | None
+    error: str = ""
+    exit_code: int = 0
+
+
+Watch = Callable[[Sequence[Job], Sequence[Outcome]], None]
+"""Called again and again with the jobs that are running and with what is done."""
+
+
+def by_method(tables: Tables, names: Sequence[str]) -> dict[str, Tables]:
+    """Return a config's tables for each method; its options stay with the method they belong to."""
+    given = tables.get("method", {})
+    own = given.get("name") if isinstance(given, Mapping) else None
+    return {name: tables if name == own else {**tables, "method": {"name": name}} for name in names}
+
+
+def jobs(rows: Mapping[str, Tables], seeds: Sequence[int], folder: Path) -> list[Job]:
+    """Return the runs of a comparison, seed by seed: one that is stopped early has whole columns.
+
+    Raises:
+        ConfigError: A config is bad, or a run in the folder was made with another one.
+    """
+    made = []
+    for seed in seeds:
+        for row, tables in rows.items():
+            chosen = configs.from_dict({**tables, "seed": seed, "engine": _one_core(tables)})
+            made.append(Job(row, seed, chosen, folder / folder_name(row, seed)))
+    for job in made:
+        if (job.folder / "config.toml").exists():
+            earlier = configs.load(job.folder / "config.toml")
+            if replace(earlier, engine=EngineConfig()) != replace(
+                job.config, engine=EngineConfig()
+            ):
+                raise ConfigError(
+                    f"{str(job.folder)!r} holds a run with another config; "
+                    f"choose another --out, or delete it"
+                )
+    return made
+
+
+def folder_name(row: str, seed: int) -> str:
+    """Return the name of a run's folder."""
+    return re.sub(r"[ /:]", "_", f"{row}-{seed}")
+
+
+def _one_core(tables: Tables) -> Any:
+    engine = tables.get("engine", {})
+    return {**engine, "workers": 1} if isinstance(engine, Mapping) else engine
+
+
+def identity(tables: Tables) -> str:
+    """Return a short name of a task: the same for all methods, seeds and numbers of workers."""
+    task = {k: v for k, v in tables.items() if k not in ("method", "seed", "engine")}
+    return hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def carry_out(
+    wanted: Sequence[Job], at_once: int, watch: Watch = lambda running, done: None
+) -> list[Outcome]:
+    """Run what is missing, some jobs at a time, and return all outcomes in the order of the jobs.
+
+    Args:
+        wanted: The jobs.
+        at_once: How many may run at a time; each takes one core.
+        watch: Told twice a second how things stand.
+
+    Raises:
+        KeyboardInterrupt: After every run under way was stopped in an orderly manner.
+    """
+    outcomes = {job.folder: found for job in wanted if (found := finished(job)) is not None}
+    waiting = [job for job in wanted if job.folder not in outcomes]
+    running: list[_Run] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(_Run(waiting.pop(0)))
+            for run in [run for run in running if run.process.poll() is not None]:
+                running.remove(run)
+                outcomes[run.job.folder] = run.outcome()
+            watch([run.job for run in running], list(outcomes.values()))
+            time.sleep(_TICK)
+    finally:
+        for run in running:
+            run.process.send_signal(signal.SIGINT)
+        for run in running:
+            run.process.wait()
+            run.outcome()
+    return [outcomes[job.folder] for job in wanted]
+
+
+_TICK = 0.5
+
+
+def finished(job: Job) -> Outcome | None:
+    """Return the outcome of a job whose result is on disk."""
+    path = job.folder / "result.json"
+    if not path.exists():
+        return None
+    result = json.loads(path.read_text())
+    if result.get("error"):
+        return Outcome(job, None, result["error"], NothingMerged.exit_code)
+    steps = sum(line.get("steps", 0) for line in lines(job.folder / "updates.jsonl"))
+    return Outcome(job, {**result, "steps": steps})
+
+
+class _Run:
+    """A job in a process of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed when read)
+        command = [sys.executable, "-P", "-m", "sizewise.cli"]
+        if (job.folder / "config.toml").exists():
+            command += ["resume", str(job.folder)]
+        else:
+            job.folder.parent.mkdir(parents=True, exist_ok=True)
+            command += ["run", "/dev/stdin", "--out", str(job.folder)]
+        self.process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            text=True,
+            # A group of its own: Ctrl-C reaches this process only, which then stops its runs.
+            process_group=0,
+        )
+        if self.process.stdin is not None:
+            self.process.stdin.write(tomli_w.dumps(job.config.to_dict()))
+            self.process.stdin.close()
+
+    def outcome(self) -> Outcome:
+        """Return what became of it, once it has ended."""
+        with self._errors:
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines() or ["it ended without a word"]
+        found = finished(self.job)
+        if found is not None:
+            return found
+        reason = said[-1].removeprefix("error: ")
+        return Outcome(self.job, None, reason, self.process.returncode)
+
+
+def summary_rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """Return the rows of the table, in the order in which they were asked for."""
+    rows: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        rows.setdefault(outcome.job.row, []).append(outcome)
+    return [
+        summarise(
+            name,
+            {one.job.seed: one.result for one in some if one.result is not None},
+            next((one.error for one in some if one.error), ""),
+        )
+        for name, some in rows.items()
+    ]
+
+
+def save(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Write the tables of a comparison and what it consists of; return the latter."""
+    rows = summary_rows(outcomes)
+    seeds = list(dict.fromkeys(outcome.job.seed for outcome in outcomes))
+    found = {
+        "seeds": seeds,
+        "rows": [
+            {**plain(row), "mean": row.mean, "spread": row.spread} if row.accuracy else plain(row)
+            for row in rows
+        ],
+        "runs": [
+            {
+                "row": outcome.job.row,
+                "seed": outcome.job.seed,
+                "folder": outcome.job.folder.name,
+                "error": outcome.error,
+                "result": outcome.result,
+            }
+            for outcome in outcomes
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {
+        "table.md": summary.markdown(rows),
+        "table.csv": summary.comma_separated(rows, seeds),
+        "table.tex": summary.latex(rows),
+        COMPARISON: json.dumps(found, indent=1) + "\n",
+    }.items():
+        write_bytes(folder / name, text.encode())
+    return found

@@ -1,0 +1,106 @@
+"""The model card of an exported model: what it is, how good, for what, and how to run it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sizewise.common.structure import format_bytes
+
+
+def markdown(facts: Mapping[str, Any]) -> str:
+    """Return the card from what `deployment.export` knows."""
+    task, data = facts["task"], facts["data"]
+    score = f"{facts['accuracy']:.2%}"
+    peak, budget = format_bytes(facts["peak_bytes"]), facts["budget_bytes"]
+    asked = f" (asked for: at most {format_bytes(budget)})" if budget else ""
+    return f"""# {task["model"]["name"]}, {facts["size"]}, trained with {facts["method"]["name"]}
+
+| | |
+|---|---|
+| {facts["metric"]} | {score} on the test set of {data["name"]}, measured on this model |
+| inference | {peak} at the peak for {_samples(facts["batch"])}{asked} |
+| parameters | {facts["parameters"]:,} |
+| file | `{Path(facts["file"]).name}`, {format_bytes(facts["file_bytes"])} |
+| input | {_input(facts)} |
+| output | {len(facts["class_names"])} logits, in the order of the classes below |
+
+The peak counts the bytes of live tensors: weights, input and activations. What a runtime needs
+besides them is not in it.
+
+## Run it
+
+{_how(facts)}
+
+{_preparation(facts)}Classes: {", ".join(facts["class_names"][:50])}{_more(facts)}.
+
+## How it was trained
+
+By federated learning: {task["devices"]:,} devices, {task["rounds"]} rounds, {data["samples"]:,}
+samples of {data["name"]} divided by `{data["partition"]}`. Devices disclosed to the server:
+{", ".join(facts["discloses"]) or "nothing"}. The run folder, `{facts["run_dir"]}`, has the config
+that repeats it.
+
+## Limits
+
+It is as good as its test set says, on data like it, and no more is known. Updates of devices can
+tell about their data: nothing was done here to hide that unless the config says so.
+"""
+
+
+def _samples(batch: int) -> str:
+    return "one sample" if batch == 1 else f"a batch of {batch}"
+
+
+def _input(facts: Mapping[str, Any]) -> str:
+    shape = ", ".join(map(str, facts["task"]["image"]))
+    if not facts["task"].get("vocabulary"):
+        return f"float32, (batch, {shape})"
+    if facts["tokenizer"] is None:
+        maker = "by a tokenizer that is not known: the data was given as token ids"
+    else:
+        maker = f"by the tokenizer `{Path(facts['tokenizer']).name}`, which cuts and pads texts"
+    return f"token ids, int64, (batch, {shape}), {maker}"
+
+
+def _preparation(facts: Mapping[str, Any]) -> str:
+    if facts["tokenizer"] is not None:
+        words = ", is_pretokenized=True" if facts["task"].get("target") == "tags" else ""
+        return (
+            f'`tokens = tokenizers.Tokenizer.from_file("{Path(facts["tokenizer"]).name}")` makes '
+            f"the inputs: `[each.ids for each in tokens.encode_batch(texts{words})]`. "
+        )
+    if not facts["mean"]:
+        return ""
+    return (
+        "Bytes of an image are divided by 255, then normalised for each channel: mean "
+        f"{_numbers(facts['mean'])}, deviation {_numbers(facts['std'])}. "
+    )
+
+
+def _more(facts: Mapping[str, Any]) -> str:
+    left = len(facts["class_names"]) - 50
+    return f" and {left} more" if left > 0 else ""
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+def _how(facts: Mapping[str, Any]) -> str:
+    name = Path(facts["file"]).name
+    code = {
+        ".safetensors": f"""from pathlib import Path
+from sizewise import deployment
+
+model = deployment.load(Path("{name}"))  # with {Path(name).stem}.json beside it
+logits = model(inputs)""",
+        ".onnx": f"""import onnxruntime
+
+model = onnxruntime.InferenceSession("{name}")
+(logits,) = model.run(None, {{"inputs": inputs}})""",
+        ".pt2": f"""import torch
+
+model = torch.export.load("{name}").module()  # only open files of people you trust
+logits = model(inputs)""",
+    }[Path(name).suffix]
+    return f"```\n{code}\n```"

@@ -1,0 +1,289 @@
+"""The federation: the round loop. The place to start reading.
+
+config --> fleet, method, data, engine
+each round:  fleet.sample --> method.plan --> engine.train --> method.merge --> evaluate, save
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from sizewise.common.structure import plain
+from sizewise.config import Config
+from sizewise.engines import Engine
+from sizewise.errors import BudgetTooSmall, NobodyCanTrain, NothingMerged, UpdateRefused
+from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.state import State, sha256
+from sizewise.exchange.view import size_in_bytes, view_in_bytes
+from sizewise.families.base import Method
+from sizewise.fleet import clock
+from sizewise.fleet.clock import Clock
+from sizewise.fleet.devices import Fleet
+from sizewise.runs.folder import RunFolder, Totals
+from sizewise.runs.ranking import ranking
+from sizewise.training.evaluation import Score
+from sizewise.training.loop import workload
+
+Observer = Callable[[Mapping[str, Any], Totals], None]
+"""Called after each round with its line of the history and the totals."""
+
+
+@dataclass
+class RoundLog:
+    """What happened in one round, gathered while its updates stream past."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    remembered: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A run: a method, a fleet, an engine that does the devices' work, a folder for the results."""
+
+    config: Config
+    method: Method
+    fleet: Fleet
+    engine: Engine
+    folder: RunFolder
+    begin: Callable[[], State] | None = None
+    """Gives the state of the first round; default: the method's `setup`."""
+
+    def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
+        """Train from the newest durable round to the last, and return the result.
+
+        Raises:
+            NothingMerged: All rounds are done, and no update of them could be merged.
+        """
+        state, totals = self.folder.restore() or ((self.begin or self.method.setup)(), Totals())
+        for round_index in range(totals.rounds, self.config.rounds):
+            state, totals, line = self.round(state, totals, round_index)
+            observe(line, totals)
+        result = self.result(state, totals)
+        self.folder.finish(state, result)
+        if result["error"] is not None:
+            raise NothingMerged(result["error"])
+        return result
+
+    def round(
+        self, state: State, totals: Totals, round_index: int
+    ) -> tuple[State, Totals, dict[str, Any]]:
+        """Do one round, and make it durable if that is due."""
+        start, log = time.perf_counter(), RoundLog()
+        plans = list(self.plans(state, round_index, log))
+        state = self.method.merge(state, self.updates(state, plans, log))
+        state = self.folder.remembering(state, log.remembered)
+        totals = add_up(totals, log.lines)
+        line = {"round": round_index + 1, **summary(log.lines)}
+        lasted = self.clock.round(entry.get("device_seconds") for entry in log.lines)
+        if lasted is not None:
+            line["device_seconds"] = lasted
+        if self.due(round_index, self.config.recipe.eval_every):
+            scores = self.engine.evaluate(state)
+            accuracy, sizes = self.rated(scores)
+            totals = replace(totals, accuracy=accuracy, sizes=sizes)
+            losses = {size: finite(score.loss) for size, score in scores.items()}
+            line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
+        seconds = time.perf_counter() - start
+        totals = replace(totals, rounds=round_index + 1, seconds=totals.seconds + seconds)
+        line["seconds"] = seconds
+        self.folder.log(log.lines, line)
+        if self.due(round_index, self.config.engine.save_every):
+            self.folder.save(state, totals)
+        return state, totals, line
+
+    def due(self, round_index: int, every: int) -> bool:
+        """Return whether something that is done every so many rounds, and at the end, is due."""
+        return (round_index + 1) % every == 0 or round_index + 1 == self.config.rounds
+
+    def rated(self, scores: Mapping[str, Score]) -> tuple[float, dict[str, float]]:
+        """Return the one figure to show for a run, and the metric of each deployed size.
+
+        Where silos have labels of their own, each size has a figure for each of them. What counts
+        is how well the best size does on a silo, in the mean over the silos.
+        """
+        task = self.method.task
+        silos = task.silos or ("",)
+        found = {size: score.values(task.metric, len(silos)) for size, score in scores.items()}
+        if not task.silos:
+            sizes = {size: values[0] for size, values in found.items()}
+            return self.method.headline(sizes), sizes
+        named = {
+            f"{size} on {silo}": value
+            for size, values in found.items()
+            for silo, value in zip(silos, values, strict=True)
+        }
+        return fmean(max(values) for values in zip(*found.values(), strict=True)), named
+
+    def plans(self, state: State, round_index: int, log: RoundLog) -> Iterator[Plan]:
+        """Yield the plans of the devices sampled for a round; note those that cannot take part."""
+        for device in self.fleet.sample(self.config.seed, round_index):
+            try:
+                yield self.method.plan(state, device, round_index)
+            except BudgetTooSmall as error:
+                refusal = Refusal(device.id, round_index, device.group, str(error))
+                lacking = {"budget": error.budget, "predicted": error.needed}
+                log.lines.append({**refusal_line(refusal), **lacking})
+
+    def updates(self, state: State, plans: list[Plan], log: RoundLog) -> Iterator[Update]:
+        """Yield the updates of a round that may be merged, in the order of the plans."""
+        for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
+            simulated: dict[str, float] = {}
+            if isinstance(outcome, Update):
+                try:
+                    self.method.check(state, outcome)
+                    down = view_in_bytes(self.method.view(plan.piece), state.tensors)
+                    down += size_in_bytes(self.method.given(plan, outcome.samples))
+                    line = update_line(outcome, down, self.flops(outcome))
+                    device = self.fleet.device(plan.device, plan.round)
+                    took = clock.seconds(device, down, line["flops"], line["bytes_up"])
+                    simulated = {} if took is None else {"device_seconds": took}
+                    self.clock.check(took)
+                except UpdateRefused as error:
+                    outcome = Refusal(plan.device, plan.round, plan.group, str(error))
+            if isinstance(outcome, Refusal):
+                log.lines.append({**refusal_line(outcome), **simulated})
+                continue
+            log.lines.append({**line, **simulated})
+            if outcome.memory:
+                log.remembered[plan.device] = self.folder.remember(outcome)
+            yield outcome
+
+    @property
+    def clock(self) -> Clock:
+        """When rounds end, in simulated time."""
+        return Clock(self.config.fleet.deadline)
+
+    def flops(self, update: Update) -> int:
+        """Return what an update cost its device in floating-point operations."""
+        piece, recipe = update.plan.piece, self.config.recipe
+        return sum(
+            self.method.flops_per_sample(piece, stage) * workload(stage, update.samples, recipe)[1]
+            for stage in update.plan.stages
+        )
+
+    def result(self, state: State, totals: Totals) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        budgets = {device.group: device.memory for device, _, _ in self.fleet.classes()}
+        return {
+            "accuracy": totals.accuracy,
+            "sizes": dict(totals.sizes),
+            "rounds": totals.rounds,
+            "bytes_up": totals.bytes_up,
+            "bytes_down": totals.bytes_down,
+            "peak_bytes": {group: totals.peak_bytes.get(group) for group in budgets},
+            "budget_bytes": budgets,
+            "flops": totals.flops,
+            "seconds": round(totals.seconds, 3),
+            "refused": [dict(refusal) for refusal in totals.refused],
+            "state_sha256": sha256(state.tensors),
+            "run_dir": str(self.folder.path),
+            "metric": self.method.task.metric,
+            **ranking(totals.accuracy, totals.sizes),
+            "error": totals.failure,
+        }
+
+
+def check_fleet(method: Method, fleet: Fleet, state: State) -> None:
+    """Raise NobodyCanTrain unless some device class can take part, given the state at the start.
+
+    All are looked at: a class that joins later must not end the run with an error.
+    """
+    refusals = []
+    for device, round_index, _ in fleet.classes():
+        try:
+            method.plan(state, device, round_index)
+        except BudgetTooSmall as error:
+            refusals.append(error)
+    if len(refusals) < len(list(fleet.classes())):
+        return
+    raise NobodyCanTrain(
+        f"no device can take part: the largest budget is "
+        f"{max(refusal.budget for refusal in refusals):,} bytes and the method needs at least "
+        f"{min(refusal.needed for refusal in refusals):,}; "
+        f"raise a budget, or choose a smaller model, batch or method"
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return a number that JSON can hold; None for one that it cannot."""
+    return value if math.isfinite(value) else None
+
+
+def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:
+    """Return the line of `updates.jsonl` for an update."""
+    plan = update.plan
+    return {
+        "round": plan.round + 1,
+        "device": plan.device,
+        "group": plan.group,
+        "size": plan.piece.size,
+        "cut": plain(plan.piece.cut),
+        "stages": [stage.name for stage in plan.stages],
+        "budget": plan.budget,
+        "predicted": plan.predicted,
+        "peak_bytes": update.peak_bytes,
+        "bytes_down": bytes_down,
+        "bytes_up": size_in_bytes(update.tensors) + size_in_bytes(update.shared),
+        "samples": update.samples,
+        "steps": update.steps,
+        "flops": flops,
+        "loss": update.loss,
+        "seconds": round(update.seconds, 6),
+        "refused": None,
+    }
+
+
+def refusal_line(refusal: Refusal) -> dict[str, Any]:
+    """Return the line of `updates.jsonl` for a device that did not take part."""
+    return {
+        "round": refusal.round + 1,
+        "device": refusal.device,
+        "group": refusal.group,
+        "refused": refusal.reason,
+    }
+
+
+def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums and means of a round's updates."""
+    merged = [line for line in lines if line["refused"] is None]
+    samples = sum(line["samples"] for line in merged)
+    loss = sum(line["loss"] * line["samples"] for line in merged)
+    return {
+        "devices": len(merged),
+        "refused": sum(line["refused"] is not None for line in lines),
+        "train_loss": loss / samples if samples else None,
+        **{key: sum(line[key] for line in merged) for key in ("bytes_up", "bytes_down", "flops")},
+    }
+
+
+def add_up(totals: Totals, lines: Iterable[Mapping[str, Any]]) -> Totals:
+    """Return the totals with a round's lines added."""
+    lines = list(lines)
+    sums = summary(lines)
+    peaks = dict(totals.peak_bytes)
+    refused = {(r["group"], r["reason"]): dict(r) for r in totals.refused}
+    for line in lines:
+        group, reason = line["group"], line["refused"]
+        if reason is None:
+            peaks[group] = max(peaks.get(group, 0), line["peak_bytes"] or 0)
+            continue
+        blank = {"group": group, "reason": reason, "times": 0, "devices": []}
+        entry = refused.setdefault((group, reason), blank)
+        entry["times"] += 1
+        if line["device"] not in entry["devices"] and len(entry["devices"]) < SHOWN_REFUSED:
+            entry["devices"] = sorted([*entry["devices"], line["device"]])
+    return replace(
+        totals,
+        bytes_up=totals.bytes_up + sums["bytes_up"],
+        bytes_down=totals.bytes_down + sums["bytes_down"],
+        flops=totals.flops + sums["flops"],
+        peak_bytes=peaks,
+        refused=tuple(refused.values()),
+    )
+
+
+SHOWN_REFUSED = 10
+"""Devices named in a result for each reason to refuse; the logs name them all."""

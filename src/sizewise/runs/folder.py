@@ -1,0 +1,266 @@
+"""The run folder: everything a run leaves on disk, in the order in which it becomes durable.
+
+    config.toml            the complete config; config.record.json: as the run has it
+    plan.json              what each device class trains; environment.json: versions, machine
+    cuts.json              how much of the model shrinks with the width, if the method cuts it
+    partition.safetensors  which device holds which samples; partition.json says it for people
+    updates.jsonl          one line for each device and round
+    history.jsonl          one line for each round
+    checkpoints/           the last two rounds; devices/ holds what devices remember
+    final.safetensors      the server's tensors after the last round
+    result.json            what `--json` prints
+
+A round is durable once its checkpoint has its name. The checkpoint knows how long the two logs were
+then, so lines of a round that never finished are cut off on resume. Logs and checkpoints are
+written while the next round is under way, at most one round behind: waiting for a disk can take
+longer than a round of a small model.
+"""
+
+import fcntl
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sizewise.common.structure import build, plain
+from sizewise.config import Config
+from sizewise.errors import CheckpointError, ConfigError
+from sizewise.exchange import checkpoint
+from sizewise.exchange.checkpoint import DeviceFiles
+from sizewise.exchange.plan import Update
+from sizewise.exchange.state import State
+from sizewise.runs import resuming
+from sizewise.runs.resuming import Change
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a run has cost so far; saved with each checkpoint.
+
+    Attributes:
+        rounds: Rounds done.
+        bytes_up: Sent by devices.
+        bytes_down: Sent to devices.
+        flops: Spent by devices.
+        seconds: Wall time, over all sessions.
+        peak_bytes: Highest metered peak of each device class.
+        refused: Devices that could not take part: class, reason, how often, and which (at first).
+        accuracy: Of the main model at the last evaluation.
+        sizes: Accuracy of each deployed size at the last evaluation.
+    """
+
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[Mapping[str, Any], ...] = ()
+    accuracy: float | None = None
+    sizes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing was learned; None once an update has been merged."""
+        if self.peak_bytes:  # Every class that trained has a peak.
+            return None
+        reason = max(self.refused, key=lambda entry: entry["times"], default={}).get("reason", "")
+        return (
+            f"no update was merged in {self.rounds} rounds, so the model is still untrained; "
+            f"the most frequent reason: {reason or 'nobody was asked'}"
+        )
+
+
+class RunFolder:
+    """A run's folder, held by one process at a time.
+
+    Attributes:
+        changes: What of its config changed when it was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.devices = self.checkpoints / "devices"
+        self.partition = path / "partition.safetensors"
+        self.changes: list[Change] = []
+        self._logs = [path / "updates.jsonl", path / "history.jsonl"]
+        self._lock = path / ".lock"
+        self._held: int | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: list[Future[None]] = []
+        # Device files that only the checkpoint before the newest names, and those that it will.
+        self._stale: list[str] = []
+        self._replaced: list[str] = []
+
+    @classmethod
+    def create(cls, path: Path, chosen: Config) -> "RunFolder":
+        """Make the folder of a new run."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(
+                f"{str(path)!r} exists and is not empty; choose another --out, "
+                f"or go on with it by `sizewise resume {shlex.quote(str(path))}`"
+            )
+        folder = cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            resuming.start(path, chosen)
+            folder.devices.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"the run folder {str(path)!r} cannot be made: {error}") from None
+        folder.hold()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path, overrides: Sequence[str] = ()) -> tuple["RunFolder", Config]:
+        """Open the folder of an earlier run, to go on with it.
+
+        Args:
+            path: The folder.
+            overrides: Values of its config to change on the way; see `resuming`.
+        """
+        resuming.read(path, overrides)  # Nothing is touched in a folder that is none.
+        folder = cls(path)
+        folder.devices.mkdir(parents=True, exist_ok=True)
+        folder.hold()
+        try:
+            chosen, folder.changes = resuming.go_on(path, overrides)
+        except BaseException:
+            folder.release()
+            raise
+        return folder, chosen
+
+    def hold(self) -> None:
+        """Keep other processes out until this one ends or lets go."""
+        self._held = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.release()
+            raise CheckpointError(
+                f"{str(self.path)!r} is in use by another process; wait for it or stop it"
+            ) from None
+
+    def release(self) -> None:
+        """Finish what is being written, and let other processes in."""
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def wait(self) -> None:
+        """Wait until all is written; raise OSError if something could not be."""
+        while self._writing:
+            self._writing.pop(0).result()
+
+    def _soon(self, write: Callable[..., None], *content: Any) -> None:
+        """Write something beside what comes next: all in order, and nothing after a failure."""
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "writer")
+        before = self._writing[-1] if self._writing else None
+
+        def work() -> None:
+            if before is not None:
+                before.result()  # It is done by now, and raises what it could not do.
+            write(*content)
+
+        self._writing.append(self._writer.submit(work))
+
+    def log(self, updates: Iterable[Mapping[str, Any]], history: Mapping[str, Any]) -> None:
+        """Append the lines of a round, once those of the round before are there."""
+        self.wait()
+        self._soon(self._append, updates, history)
+
+    def _append(self, updates: Iterable[Mapping[str, Any]], history: Mapping[str, Any]) -> None:
+        for path, lines in zip(self._logs, (updates, [history]), strict=True):
+            with path.open("ab") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+
+    def remember(self, update: Update) -> str:
+        """Write what a device wants to remember and return the path of the file.
+
+        Files carry the round in their name: until the checkpoint that names them is there, the
+        files of earlier rounds still count.
+        """
+        number, rounds = update.plan.device, update.plan.round + 1
+        path = self.devices / f"device-{number:06d}-round-{rounds:06d}.safetensors"
+        checkpoint.write_tensors(path, update.memory, {})
+        return str(path)
+
+    def remembering(self, state: State, written: Mapping[int, str]) -> State:
+        """Return the state that knows where its devices' newest files are."""
+        if not written:
+            return state
+        paths = getattr(state.devices, "paths", {})
+        self._replaced = [paths[number] for number in written if number in paths]
+        return replace(state, devices=DeviceFiles({**paths, **written}))
+
+    def save(self, state: State, totals: Totals) -> None:
+        """Make a round durable, with the lines that were logged before."""
+        self._soon(self._save, state, totals, self._stale)
+        self._stale, self._replaced = self._replaced, []
+
+    def _save(self, state: State, totals: Totals, stale: Iterable[str]) -> None:
+        tensors = {f"tensors/{name}": tensor for name, tensor in state.tensors.items()}
+        tensors |= {f"memory/{name}": tensor for name, tensor in state.memory.items()}
+        paths = getattr(state.devices, "paths", {})
+        facts = {
+            "totals": plain(totals),
+            "extras": state.extras,
+            "devices": {number: Path(path).name for number, path in paths.items()},
+            "logs": [path.stat().st_size for path in self._logs],
+        }
+        path = checkpoint.path_of(self.checkpoints, totals.rounds)
+        checkpoint.write_tensors(path, tensors, facts)
+        checkpoint.prune(self.checkpoints)
+        for name in stale:
+            Path(name).unlink(missing_ok=True)
+
+    def restore(self) -> tuple[State, Totals] | None:
+        """Return the newest durable round, with the logs cut back to it; None before the first."""
+        self.wait()
+        newest = checkpoint.newest(self.checkpoints)
+        if newest is None:
+            for log in self._logs:
+                log.unlink(missing_ok=True)
+            return None
+        state, totals, lengths = self._read(newest)
+        for log, length in zip(self._logs, lengths, strict=True):
+            if not log.exists() or log.stat().st_size < length:
+                raise CheckpointError(
+                    f"{str(log)!r} is missing or shorter than its checkpoint says; "
+                    f"restore it or start a new run"
+                )
+            os.truncate(log, length)
+        return state, totals
+
+    def newest(self) -> tuple[State, Totals] | None:
+        """Return the newest durable round, to look at; nothing is changed, a run may go on."""
+        path = checkpoint.newest(self.checkpoints)
+        return None if path is None else self._read(path)[:2]
+
+    def _read(self, path: Path) -> tuple[State, Totals, list[int]]:
+        """Return what a checkpoint holds, and how long the logs were then."""
+        stored, facts = checkpoint.read_tensors(path)
+        parts: dict[str, dict[str, Any]] = {"tensors": {}, "memory": {}}
+        for name, tensor in stored.items():
+            part, _, own = name.partition("/")
+            parts[part][own] = tensor
+        devices = {int(n): str(self.devices / name) for n, name in facts["devices"].items()}
+        state = State(extras=facts["extras"], devices=DeviceFiles(devices), **parts)
+        return state, build(Totals, facts["totals"]), facts["logs"]
+
+    def finish(self, state: State, result: Mapping[str, Any]) -> None:
+        """Write the final tensors and the result, when all rounds are durable."""
+        self.wait()
+        facts = {"rounds": result["rounds"], "sizes": result["sizes"]}
+        checkpoint.write_tensors(self.path / "final.safetensors", state.tensors, facts)
+        checkpoint.write_bytes(self.path / "result.json", json.dumps(result, indent=1).encode())

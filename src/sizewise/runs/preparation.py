@@ -1,0 +1,148 @@
+"""From a config to what it stands for, before anything is written or trained.
+
+The data is loaded and divided, the model is built, the fleet is made, and what will be cut is
+checked: everything that can be wrong with a config shows here.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from sizewise import models
+from sizewise.common import rng
+from sizewise.common.threads import one_thread
+from sizewise.config import Config, make_method, make_task
+from sizewise.cutting.verification import verify
+from sizewise.data import memory, partitions, sources
+from sizewise.data.dataset import Dataset
+from sizewise.data.partitions import Shards
+from sizewise.data.texts import own_tokenizer
+from sizewise.errors import BudgetTooSmall, ConfigError
+from sizewise.exchange.state import State
+from sizewise.families.base import Method
+from sizewise.families.widthwise import Widthwise
+from sizewise.fleet.devices import Fleet, make_fleet
+from sizewise.memory import accounting
+from sizewise.runs.cuts import Cuts
+from sizewise.training.task import Task
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a config stands for, before anything is written or trained."""
+
+    config: Config
+    dataset: Dataset
+    method: Method
+    fleet: Fleet
+    partition: Shards
+
+    @cached_property
+    def start(self) -> State:
+        """The state of the first round: made once, for what is checked and for the run."""
+        return self.method.setup()
+
+    def begin(self) -> State:
+        """Return the state of the first round, and let go of it: it is as large as the model."""
+        start = self.start
+        del vars(self)["start"]
+        return start
+
+
+# What initialisation computes depends on the number of threads.
+
+
+@one_thread()
+def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
+    """Load the data, build the model, deal out the samples; raise if anything does not fit.
+
+    Args:
+        config: The run.
+        dataset: Data that is in memory already, in place of what the config names.
+    """
+    models.factory(config.model.name)  # A wrong name shows before the data is read.
+    data = config.data
+    dataset = _loaded(config) if dataset is None else dataset
+    dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
+    if config.recipe.augment_once:
+        generator = rng.torch_generator(config.seed, "augment-once")
+        dataset = dataset.augmented(config.recipe.augment, generator)
+    task = make_task(config, dataset)
+    fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
+    method = make_method(config, make_task(config, dataset, fleet))
+    if config.recipe.eval_memory is not None:
+        try:
+            task.frugal(method.pattern(method.main))
+        except BudgetTooSmall as error:
+            raise ConfigError(
+                f"recipe.eval_memory is {error.budget:,} bytes, and evaluation needs at least "
+                f"{error.needed:,}; raise it, or lower recipe.eval_batch"
+            ) from None
+    partition = partitions.make(
+        data.partition,
+        *dataset.strata,
+        fleet.total,
+        config.seed,
+        groups=dataset.groups,
+        **data.options(),
+    )
+    return Setting(config, dataset, method, fleet, partition)
+
+
+def _loaded(config: Config) -> Dataset:
+    """Return the data that a config names."""
+    data = config.data
+    memory.check(data, None)
+    dataset = sources.load(
+        data.name,
+        data.root,
+        train_limit=data.train_limit,
+        test_limit=data.test_limit,
+        image_size=data.image_size,
+        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
+        max_tokens=data.max_tokens,
+        metric=data.metric,
+        silos=data.silos,
+    )
+    memory.check(data, dataset)  # Somebody may have edited the name, not the hash.
+    return dataset
+
+
+def checked(method: Method) -> Cuts | None:
+    """Check what a method cuts out of the model, and return what to say; None if it cuts nothing.
+
+    Raises:
+        ModelError: A piece does not compute what the model with its other channels masked does.
+    """
+    seen = set()
+    for piece in method.cuts():
+        kept = method.kept(piece)
+        if kept is None or method.traced is None:
+            continue
+        sizes = tuple(map(len, kept.values()))
+        if sizes not in seen:
+            verify(method.task.build(), method.traced, kept)
+        seen.add(sizes)
+    traced = method.traced
+    return None if traced is None else Cuts(traced.cut_share, traced.notes)
+
+
+def bytes_of_ratio(task: Task, ratio: float) -> int:
+    """Return the bytes that stand for a share of the model; the same for all methods of a recipe.
+
+    Up to 1 it is what a plain training step of the model at that width costs, its channels rounded
+    up; above 1, that many times what the whole model costs.
+    """
+    plain = Widthwise(task)
+    (stage,) = plain.stages(0)
+    return round(max(1.0, ratio) * plain.footprint(plain.piece(min(ratio, 1.0)), stage).peak)
+
+
+def bytes_of_share(task: Task, share: float) -> int:
+    """Return the bytes that stand for a share of the model in FeDepth's scenarios.
+
+    They are a share of what the paper counts for the whole model: 20.3 MB are a sixth of
+    PreResNet-20 at batch 32 on CIFAR-10. What is alive at any time is less than half of that.
+    """
+    model = task.build()
+    inputs = task.inputs(task.recipe.batch)
+    return round(share * accounting.summary(model, inputs, task.anatomy(model)).total)

@@ -1,0 +1,109 @@
+"""What a run would do: for each device class its piece, its bytes and its work. Trains nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+from sizewise.common.structure import plain
+from sizewise.config import Config
+from sizewise.errors import BudgetTooSmall
+from sizewise.exchange.plan import Plan
+from sizewise.exchange.state import State
+from sizewise.exchange.view import size_in_bytes, view_in_bytes
+from sizewise.runs import picture
+from sizewise.runs.cuts import Cuts
+from sizewise.runs.preparation import Setting, checked, prepare
+from sizewise.training.loop import workload
+
+
+def rows(config: Config) -> list[dict[str, Any]]:
+    """Return one row for each device class, as `sizewise plan --json` prints it."""
+    return rows_and_cuts(config)[0]
+
+
+def rows_and_cuts(config: Config) -> tuple[list[dict[str, Any]], Cuts | None]:
+    """Return these rows, and what shrinks with the width if the method cuts the model.
+
+    Raises:
+        ModelError: The model cannot be cut.
+    """
+    setting = prepare(config)
+    cuts = checked(setting.method)
+    return rows_of(setting), cuts
+
+
+def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
+    """Return one row for each device class of a setting.
+
+    Args:
+        setting: What the run is about.
+        wishes: Also say what a class that cannot take part would do if it had the bytes.
+    """
+    state, full = setting.start, picture.full_shapes(setting.method)
+    found = []
+    for device, round_index, count in setting.fleet.classes():
+        row: dict[str, Any] = {
+            "group": device.group,
+            "devices": count,
+            "from_round": round_index + 1,
+            "budget": device.memory,
+        }
+        refused: BudgetTooSmall | None = None
+        try:
+            plan = setting.method.most(state, device, round_index)
+        except BudgetTooSmall as error:
+            refused = error
+            if not wishes:
+                row |= {"predicted": error.needed, "stages": [], "parts": []}
+                found.append({**row, "refused": str(error)})
+                continue
+            # What it would do: the plan of the same device without a budget.
+            plan = setting.method.most(state, replace(device, memory=None), round_index)
+        work = _work(setting, state, plan)
+        if refused is None:
+            work["parts"] = picture.parts(setting.method, state, plan, full)
+        else:
+            work |= {"predicted": refused.needed, "parts": [], "refused": str(refused)}
+        found.append({**row, **work})
+    return found
+
+
+def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
+    """Return what a plan costs, in all and stage by stage."""
+    method, recipe = setting.method, setting.config.recipe
+    samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
+    view = method.view(plan.piece)
+    actual = [method.copy(plan.piece).actual(stage) for stage in plan.stages]
+    stages = [
+        {
+            "name": stage.name,
+            "epochs": stage.epochs / parts if (parts := stage.part[1]) > 1 else stage.epochs,
+            "steps": steps,
+            "flops": method.flops_per_sample(plan.piece, stage) * seen,
+            "bytes": plain(method.footprint(plan.piece, stage)),
+        }
+        for stage in plan.stages
+        for steps, seen in [workload(stage, samples, recipe)]
+    ]
+    return {
+        "size": plan.piece.size,
+        "predicted": plan.predicted,
+        "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
+        "stages": stages,
+        "bytes_down": view_in_bytes(view, state.tensors)
+        + size_in_bytes(method.given(plan, samples)),
+        "bytes_up": size_in_bytes(
+            {
+                name: tensor
+                for name, tensor in method.copy(plan.piece).trained(actual).items()
+                if name in view
+            }
+        )
+        + size_in_bytes(method.shared(plan, samples)),
+        "steps": sum(stage["steps"] for stage in stages),
+        "flops": sum(stage["flops"] for stage in stages),
+        "refused": None,
+    }
+
+
+SAMPLED = 10_000
+"""Devices whose shards are looked at for the mean number of samples."""

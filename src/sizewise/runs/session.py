@@ -1,0 +1,154 @@
+"""A session: from a config to a federation that is ready to run, and cleaned up afterwards.
+
+The run folder is made when nothing can be wrong with the config any more (`preparation`), and some
+device is known to be able to take part.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from sizewise.common.environment import drift, environment
+from sizewise.common.structure import plain
+from sizewise.common.threads import one_thread
+from sizewise.config import Config
+from sizewise.data import memory, partitions
+from sizewise.data.catalog import own_name
+from sizewise.data.dataset import Dataset
+from sizewise.engines import Engine, RemoteEngine
+from sizewise.engines.local import LocalEngine
+from sizewise.engines.pool import PoolEngine
+from sizewise.engines.site import Site
+from sizewise.errors import CheckpointError, ConfigError
+from sizewise.exchange import checkpoint
+from sizewise.runs import preview, resuming
+from sizewise.runs.cuts import FILE, Cuts
+from sizewise.runs.federation import Federation, check_fleet
+from sizewise.runs.folder import RunFolder
+from sizewise.runs.preparation import Setting, checked, prepare
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def started(
+    config: Config,
+    out: Path | None = None,
+    dataset: Dataset | None = None,
+    engine: RemoteEngine | None = None,
+) -> Iterator[Federation]:
+    """Yield the federation of a new run.
+
+    Args:
+        config: The run.
+        out: Its folder; default: a new one under `runs/`.
+        dataset: Data that is in memory already, in place of what the config names.
+        engine: Where devices do their work, in place of this machine. Its owner closes it.
+    """
+    if dataset is not None:
+        config = replace(config, data=memory.recorded(config.data, dataset))
+    with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
+        setting = prepare(config, dataset)
+        check_fleet(setting.method, setting.fleet, setting.start)
+        cuts = checked(setting.method)
+        folder = RunFolder.create(out or new_name(config), config)
+        try:
+            yield _federation(setting, folder, remote, cuts)
+        finally:
+            folder.release()
+
+
+@contextmanager
+def resumed(
+    path: Path,
+    dataset: Dataset | None = None,
+    engine: RemoteEngine | None = None,
+    overrides: Sequence[str] = (),
+) -> Iterator[Federation]:
+    """Yield the federation of an earlier run, to go on where it stopped.
+
+    Args:
+        path: Its folder.
+        dataset: The data it was started with, if that was given in memory.
+        engine: Where devices do their work, in place of this machine. Its owner closes it.
+        overrides: Values of its config to change on the way, such as `rounds=40`.
+    """
+    # Before anything is written: opening the folder records what changes.
+    memory.check(resuming.read(path, overrides).data, dataset)
+    folder, config = RunFolder.open(path, overrides)
+    try:
+        with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
+            setting = prepare(config, dataset)
+            yield _federation(setting, folder, remote, checked(setting.method))
+    finally:
+        folder.release()
+
+
+@contextmanager
+def _engine(config: Config) -> Iterator[PoolEngine | None]:
+    """Start the worker processes first: they import while this process loads the data."""
+    others = [group.model for group in config.fleet.group if group.model is not None]
+    for name in (config.model.name, config.method.name, *others):
+        if name.startswith("__main__:") and config.engine.workers > 1:
+            raise ConfigError(
+                f"worker processes cannot import {name!r}; move it into a file of its own, "
+                f"or set engine.workers to 1"
+            )
+    pool = PoolEngine(config.engine.workers) if config.engine.workers > 1 else None
+    try:
+        yield pool
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def _federation(
+    setting: Setting, folder: RunFolder, remote: RemoteEngine | None, cuts: Cuts | None
+) -> Federation:
+    config, method, dataset = setting.config, setting.method, setting.dataset
+    identity = {"data_sha256": dataset.fingerprint()}
+    described = folder.path / "partition.json"
+    if not folder.partition.exists():
+        facts: dict[str, object] = {
+            "plan.json": preview.rows_of(setting, wishes=False),
+            "environment.json": environment(),
+        }
+        if cuts is not None:
+            facts[FILE] = plain(cuts)
+        for name, content in facts.items():
+            checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
+        counts = partitions.summary(setting.partition, *dataset.strata)
+        checkpoint.write_bytes(described, json.dumps({**identity, **counts}).encode())
+        draft = folder.path / ".partition.tmp"
+        partitions.save(setting.partition, draft)
+        draft.rename(folder.partition)
+    elif json.loads(described.read_text())["data_sha256"] != identity["data_sha256"]:
+        raise CheckpointError(
+            f"the data is not what {str(folder.path)!r} was started with; "
+            f"restore {config.data.name!r}, or start a new run"
+        )
+    elif said := drift(json.loads((folder.path / "environment.json").read_text())):
+        log.warning("%s", said)
+    engine: Engine
+    if remote is None:
+        engine = LocalEngine(Site(method, dataset, setting.partition, config.engine.together))
+    else:
+        remote.open(config, method, dataset, str(folder.partition))
+        engine = remote
+    folder.restore()  # A damaged checkpoint should show now, before anything is announced.
+    return Federation(config, method, setting.fleet, engine, folder, setting.begin)
+
+
+def new_name(config: Config) -> Path:
+    """Return a folder under `runs/` that does not exist yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    data = Path(own_name(config.data.name)).name
+    name = f"{stamp}-{config.method.name.rpartition(':')[2]}-{data}"
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return path

@@ -1,0 +1,199 @@
+"""Training a model one run of blocks at a time.
+
+    images -> stem -> frozen blocks -> blocks that learn -> way out -> logits
+              no activations are kept | they are kept here
+
+`Blocks` says which part of a model a stage trains. `Blockwise` holds what takes part: the model, a
+way out after each run of blocks, and further models that it may learn together with.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sizewise.common.structure import build
+from sizewise.surgery.anatomy import Anatomy
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a stage does with each block of a model; those it does not name are not run.
+
+    Attributes:
+        learn: Blocks that learn, consecutive.
+        frozen: Blocks that run before them, without keeping anything.
+        stem: Whether the stem learns.
+        buffered: Whether inputs are what the frozen blocks make of the images.
+        micro: Samples that run through the frozen blocks at once; default: the batch.
+    """
+
+    learn: tuple[int, ...]
+    frozen: tuple[int, ...] = ()
+    stem: bool = True
+    buffered: bool = False
+    micro: int | None = None
+
+    @classmethod
+    def read(cls, cut: Mapping[str, Any]) -> "Blocks":
+        """Return what `plain` made JSON-able."""
+        return build(cls, cut, "stage")
+
+    @property
+    def stop(self) -> int:
+        """The number of blocks up to the last that learns: where its way out is."""
+        return self.learn[-1] + 1
+
+    @property
+    def name(self) -> str:
+        """The blocks that learn, for people: counted from 1."""
+        first, last = self.learn[0] + 1, self.learn[-1] + 1
+        name = f"{first}" if first == last else f"{first}-{last}"
+        around = [str(n + 1) for n in range(self.learn[0]) if n not in self.frozen]
+        if around:
+            name += f" without {', '.join(around)}"
+        return name if self.micro is None else f"{name} ({self.micro} at a time before)"
+
+
+class Blockwise(nn.Module):
+    """A model, ways out of it, and models that it learns together with.
+
+    Attributes:
+        model: The model.
+        parts: Its anatomy.
+        shapes: Shape of one sample's hidden tensor after the stem and after each block.
+        exits: By the number of blocks before it, a module from the hidden tensor to logits; or,
+            where `links` is set, to the hidden tensor that the head expects.
+        links: Whether exits lead to the head.
+        peers: Further models like it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Anatomy,
+        shapes: Sequence[torch.Size],
+        exits: Mapping[int, nn.Module],
+        links: bool,
+        peers: Sequence[nn.Module] = (),
+    ) -> None:
+        super().__init__()
+        self.model, self.parts, self.shapes, self.links = model, parts, tuple(shapes), links
+        self.exits = nn.ModuleDict({str(stop): way for stop, way in exits.items()})
+        self.peers = nn.ModuleList(peers)
+
+    def forward(self, x: Tensor, blocks: Blocks, model: nn.Module | None = None) -> Tensor:
+        """Return the logits (B, classes) of a stage.
+
+        Args:
+            x: Images, or what the frozen blocks made of them if the stage is buffered.
+            blocks: The stage.
+            model: Which of the models; default: the first.
+        """
+        model = self.model if model is None else model
+        if not blocks.buffered:
+            x = self.parts.run_stem(model, x) if blocks.stem else self.before(x, blocks, model)
+        for number in blocks.learn:
+            x = self.parts.run_blocks(model, x, number, number + 1)
+        return self.leave(x, blocks.stop, model)
+
+    @torch.no_grad()
+    def before(self, images: Tensor, blocks: Blocks, model: nn.Module) -> Tensor:
+        """Return what the stem and the frozen blocks make of images, in micro-batches."""
+        if blocks.micro is None or blocks.micro >= len(images):
+            return self.frozen(self.parts.run_stem(model, images), blocks.frozen, model)
+        chunks = torch.split(images, blocks.micro)
+        shape = self.shapes[blocks.frozen[-1] + 1 if blocks.frozen else 0]
+        out = images.new_empty((len(images), *shape))
+        for chunk, place in zip(chunks, torch.split(out, blocks.micro), strict=True):
+            place.copy_(self.frozen(self.parts.run_stem(model, chunk), blocks.frozen, model))
+        return out
+
+    @torch.no_grad()
+    def part(self, x: Tensor, number: int) -> Tensor:
+        """Return what one block, or, for -1, the stem, makes of a batch."""
+        if number < 0:
+            return self.parts.run_stem(self.model, x)
+        return self.parts.run_blocks(self.model, x, number, number + 1)
+
+    def frozen(self, x: Tensor, numbers: Sequence[int], model: nn.Module) -> Tensor:
+        """Return what some blocks make of a hidden tensor."""
+        for number in numbers:
+            x = self.parts.run_blocks(model, x, number, number + 1)
+        return x
+
+    def leave(self, x: Tensor, stop: int, model: nn.Module) -> Tensor:
+        """Return the logits for the hidden tensor after so many blocks."""
+        if stop < len(self.parts.blocks):
+            if str(stop) in self.exits:
+                x = self.exits[str(stop)](x)
+                if not self.links:
+                    return x
+            else:
+                x = skip_link(x, self.shapes[-1])
+        return self.parts.run_head(model, x)
+
+
+class Frozen(nn.Module):
+    """One part of a model as a module of its own, to learn what running it costs."""
+
+    def __init__(self, whole: nn.Module, number: int) -> None:
+        super().__init__()
+        self.whole, self.number = whole, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the block, or, for -1, the stem, makes of a batch."""
+        whole: Any = self.whole
+        return whole.part(x, self.number)  # type: ignore[no-any-return]
+
+
+def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Fit a hidden tensor to a head that expects another shape, without weights.
+
+    Feature maps are sub-sampled by plain striding, and zeros are put on both sides of the channels.
+    Where there are too many channels, the first ones are kept; where striding does not give all the
+    pixels that are expected, zeros follow.
+
+    Args:
+        x: Hidden tensor (B, c, h, w) or (B, c), or any of the right shape.
+        shape: Shape of one sample that is expected, (C, H, W) or (C,).
+    """
+    if x.shape[1:] == torch.Size(shape):
+        return x
+    if len(shape) == 1:
+        missing = shape[0] - x.shape[1]
+        return F.pad(x, (missing // 2, missing - missing // 2)) if missing > 0 else x[:, : shape[0]]
+    channels, height, width = shape
+    down, across = strides(x.shape[1:], shape)
+    x = x[:, :channels, ::down, ::across]
+    missing = channels - x.shape[1]
+    below, right = height - x.shape[2], width - x.shape[3]
+    return F.pad(x, (0, right, 0, below, missing // 2, missing - missing // 2))
+
+
+def strides(shape: Sequence[int], expected: Sequence[int]) -> tuple[int, int]:
+    """Return the steps, down and across, that lead from a feature map (C, H, W) to a smaller one.
+
+    Rounded up, as layers with a stride of 2 are: 30 pixels become 15, then 8, in steps of 4.
+    """
+    return -(-shape[1] // expected[1]), -(-shape[2] // expected[2])
+
+
+def hidden_shapes(model: nn.Module, parts: Anatomy, inputs: Tensor) -> tuple[torch.Size, ...]:
+    """Return the shape of one sample's hidden tensor after the stem and after each block.
+
+    Args:
+        model: The model, in evaluation mode.
+        parts: Its anatomy.
+        inputs: Some samples, (B, ...).
+    """
+    with torch.no_grad():
+        x = parts.run_stem(model, inputs)
+        shapes = [x.shape[1:]]
+        for number in range(len(parts.blocks)):
+            x = parts.run_blocks(model, x, number, number + 1)
+            shapes.append(x.shape[1:])
+    return tuple(shapes)

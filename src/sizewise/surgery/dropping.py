@@ -1,0 +1,60 @@
+"""Models without some of their blocks: a dropped block is not run, and not held either.
+
+What stays of it is its shortcut: nothing at all where a block keeps the shape of its input; where
+it does not, what its own method `dropped` returns, such as the projection of a ResNet's stage.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from sizewise.errors import ModelError
+from sizewise.surgery.anatomy import Anatomy
+
+
+def drop_blocks(
+    model: nn.Module, parts: Anatomy, shapes: Sequence[torch.Size], kept: Collection[int]
+) -> nn.Module:
+    """Take blocks out of a model; changes it in place. Tensors that stay keep their names.
+
+    Args:
+        model: A model.
+        parts: Its anatomy.
+        shapes: Shape of one sample's hidden tensor after the stem and after each block, at any
+            width.
+        kept: The numbers of the blocks that stay.
+
+    Raises:
+        ModelError: A block changes the shape and does not say what is left without it.
+    """
+    for number, path in enumerate(parts.blocks):
+        if number not in kept:
+            block = model.get_submodule(path)
+            model.set_submodule(path, _left(block, path, shapes[number] == shapes[number + 1]))
+    return model
+
+
+def _left(block: nn.Module, path: str, same_shape: bool) -> nn.Module:
+    if callable(dropped := getattr(block, "dropped", None)):
+        left: nn.Module = dropped()
+        return left
+    if not same_shape:
+        raise ModelError(
+            f"the block {path!r} changes the shape of its input, so it cannot be left out; keep it "
+            f"in all submodels, or give {type(block).__name__} a method `dropped` that returns its "
+            "shortcut as a module"
+        )
+    return nn.Identity()
+
+
+def stages(shapes: Sequence[torch.Size]) -> list[range]:
+    """Return the blocks between changes of shape; a block that changes it begins the next stage.
+
+    Args:
+        shapes: Shape of one sample's hidden tensor after the stem and after each block.
+    """
+    last = len(shapes) - 1
+    starts = [n for n in range(last) if n == 0 or shapes[n] != shapes[n + 1]]
+    return [range(a, b) for a, b in pairwise((*starts, last))]

@@ -1,0 +1,214 @@
+"""What is fixed for a whole run and the same on the server, in every worker and on every device."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sizewise import models
+from sizewise.common import rng
+from sizewise.cutting import selection as indices
+from sizewise.cutting import shrinking as cutting
+from sizewise.cutting.channels import Channels, Kept, trace
+from sizewise.data import pretrained
+from sizewise.data.dataset import Target
+from sizewise.errors import ConfigError
+from sizewise.steps.recipe import Recipe
+from sizewise.surgery import norms
+from sizewise.surgery.anatomy import Anatomy, anatomy
+from sizewise.training.frugal import Frugal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The `[model]` table.
+
+    Attributes:
+        name: A model of the zoo, or "package.module:factory" for your own.
+        args: Further arguments of its factory.
+        anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
+            `sizewise.anatomy`. Methods that take a model apart need them.
+        weights: What to start from: a safetensors file with a state dict, or a folder, package or
+            hub name with one; see `sizewise.data.pretrained`.
+    """
+
+    name: str = "preresnet20"
+    args: Mapping[str, Any] = field(default_factory=dict)
+    anatomy: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """The model, the recipe and the shape of the data.
+
+    Attributes:
+        model: Which model to build.
+        recipe: How to train it.
+        image: Shape of one image, (channels, height, width), or of one text, (tokens,).
+        classes: Number of classes or tags; 1 for scores.
+        seed: The run's seed.
+        rounds: Length of the run.
+        budgets: The different budgets of the fleet, smallest first; None, unlimited, is last.
+        ratios: The different shares of the model that the fleet's bytes stand for, ascending.
+        devices: Size of the fleet.
+        enforce: Meter every training step, not only the first ones of each kind of work.
+        vocabulary: How many token ids there are; 0: the samples are images.
+        target: What the model has to find: a class, a tag for each token, or a score.
+        metric: How models are measured; see `metrics`.
+        silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
+        models: Names of models that groups of devices have of their own.
+    """
+
+    model: ModelConfig
+    recipe: Recipe
+    image: tuple[int, ...]
+    classes: int
+    seed: int = 0
+    rounds: int = 1
+    budgets: tuple[int | None, ...] = (None,)
+    ratios: tuple[float, ...] = ()
+    devices: int = 1
+    enforce: bool = False
+    vocabulary: int = 0
+    target: Target = "class"
+    metric: str = "accuracy"
+    silos: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def inputs(self, batch: int) -> Tensor:
+        """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
+        kind = torch.int64 if self.vocabulary else torch.float32
+        return torch.empty((batch, *self.image), dtype=kind, device="meta")
+
+    def targets(self, batch: int) -> Tensor:
+        """Return labels for a batch, (B,) or for tags (B, T), of which only the shape matters."""
+        shape = (batch, *self.image) if self.target == "tags" else (batch,)
+        kind = torch.float32 if self.target == "score" else torch.int64
+        return torch.empty(shape, dtype=kind, device="meta")
+
+    def drawn(self, batch: int) -> Tensor:
+        """Return a batch of noise, the same every time, to run a model on."""
+        generator = rng.torch_generator(self.seed, "anatomy")
+        # Not zeros, of which a network without biases makes nothing but zeros.
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, (batch, *self.image), generator=generator)
+        return torch.randn(batch, *self.image, generator=generator)
+
+    def classes_only(self, method: str) -> None:
+        """Raise ConfigError unless every sample has one class."""
+        if self.target != "class" or self.silos:
+            raise ConfigError(
+                f"{method} needs samples with one class each, of one set of classes; this data has "
+                f"{'silos' if self.silos else self.target}, so use another method"
+            )
+
+    def has_classes(self, option: str) -> None:
+        """Raise ConfigError if samples have scores, to which an option for classes says nothing."""
+        if self.target == "score":
+            raise ConfigError(
+                f"{option} is about classes, and this data has scores, which have none; leave it "
+                f"out, or use data with classes or tags"
+            )
+
+    def named(self, name: str, args: Mapping[str, Any] | None = None) -> "Task":
+        """Return the task with another model.
+
+        Args:
+            name: That model.
+            args: Further arguments of its factory; default: those of this task's model.
+        """
+        given = self.model.args if args is None else args
+        return replace(self, model=replace(self.model, name=name, args=given, weights=None))
+
+    def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
+        """Build the model at a width ratio, with fresh weights that depend on the seed alone.
+
+        A model whose factory takes no width is cut, and its layers are initialised again.
+
+        Args:
+            width: Ratio of channels to keep.
+            draw: Which of several independent initialisations.
+        """
+        name, kept = self.model.name, self.kept(width)
+        with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])):
+            module = models.build(
+                name,
+                classes=self.classes,
+                image=self.image,
+                vocabulary=self.vocabulary,
+                tags=self.target == "tags",
+                sets=max(1, len(self.silos)),
+                weights=self.model.weights,
+                width=width if kept is None else 1.0,
+                args=self.model.args,
+                check=width not in self._checked,
+            )
+            self._checked.add(width)
+            norms.prepare(module, self.recipe.norm)
+            return module if kept is None else self._narrowed(module, kept)
+
+    @cached_property
+    def channels(self) -> Channels:
+        """What hangs together in the model: traced once, for all who cut it."""
+        return trace(self.build(), self.inputs(2))
+
+    def kept(self, width: float) -> Kept | None:
+        """Return the channels that `build` keeps at a width; None if it does not cut the model."""
+        if width == 1 or models.takes_width(self.model.name):
+            return None
+        return indices.keep(self.channels, width, rounding="floor_min1")
+
+    @cached_property
+    def _checked(self) -> set[float]:
+        """Widths at which the model has been seen to work: a cache, never a result."""
+        return set()
+
+    def pretrained(self, module: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the weights that a model starts from instead of fresh ones, by name.
+
+        Args:
+            module: The full model, or a narrower one with the same names, which then gets the first
+                channels of each group; default: the full one.
+        """
+        if self.model.weights is None:
+            return {}
+        full, loaded = self.build(), pretrained.load(self.model.weights)
+        given = pretrained.fitting(loaded, full, self.model.weights)
+        own = {} if module is None else module.state_dict()
+        if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
+            return given
+        slots = cutting.view(self.channels, indices.keep_like(self.channels, own))
+        return {name: slots[name].read(given) for name in given}
+
+    def norm(self, channels: int) -> nn.Module:
+        """Return a batch norm that follows the recipe's policy."""
+        return norms.prepare(nn.BatchNorm2d(channels), self.recipe.norm)
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        """Return where a model of this task can be taken apart."""
+        if unknown := set(self.model.anatomy) - {"stem", "blocks", "head"}:
+            raise ConfigError(
+                f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
+            )
+        parts = anatomy(module, **self.model.anatomy)
+        parts.check(module, self.drawn(2))
+        return parts
+
+    def frugal(self, module: nn.Module) -> nn.Module:
+        """Return a model that is evaluated within `recipe.eval_memory`."""
+        # The last batch can be half as large again; see `evaluation.batch_count`.
+        largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
+        budget = self.recipe.eval_memory or sys.maxsize
+        return Frugal(module, self.anatomy(module), self.inputs(largest), budget)
+
+    def _narrowed(self, module: nn.Module, kept: Kept) -> nn.Module:
+        narrow = cutting.shrink(module, self.channels, kept)
+        for layer in narrow.modules():
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+        return narrow

@@ -1,0 +1,81 @@
+"""A working copy: one model for each size and process, used by device after device.
+
+Building a model for every device would cost more than training a small one, and so would walking
+through all its layers. What a device leaves behind must not reach the next: tensors are loaded
+anew, and buffers that are not saved with the model are put back. Plain attributes that a model
+changes in its forward pass are its own business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sizewise.exchange.plan import Stage
+from sizewise.exchange.view import Tensors
+from sizewise.training.loop import freeze, learns, own_tensors, trained_names
+
+Names = tuple[str, ...] | None
+
+
+class WorkingCopy:
+    """A model, and what has to be known of it as it was built.
+
+    Attributes:
+        module: The model; valid for one user at a time.
+        tensors: Its parameters and buffers by name; tied ones once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.tensors = own_tensors(module)
+        named = dict(module.named_parameters())
+        self._parameters = list(named.values())
+        self._frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
+        saved = module.state_dict()
+        buffers = module.named_buffers()
+        self._unsaved = {name: (b, b.clone()) for name, b in buffers if name not in saved}
+        # What was found out about the layers: caches, never results.
+        self._ready: tuple[Names, list[nn.Parameter]] | None = None
+        self._trained: dict[tuple[Names, ...], list[str]] = {}
+
+    @torch.no_grad()
+    def load(self, tensors: Tensors) -> nn.Module:
+        """Fill the model with all its tensors, by name, and return it."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])
+        for buffer, value in self._unsaved.values():
+            buffer.copy_(value)
+        return self.module
+
+    def actual(self, stage: Stage) -> Stage:
+        """Return a stage without the parameters that the model's owner keeps frozen."""
+        if not self._frozen:
+            return stage
+        names = (name for name, _ in self.module.named_parameters() if name not in self._frozen)
+        return replace(stage, trainable=tuple(n for n in names if learns(n, stage.trainable)))
+
+    def ready(self, stage: Stage) -> list[nn.Parameter]:
+        """Let the model learn what a stage trains, and return those parameters."""
+        # Evaluation in between has put the model, and all its parts, into another mode.
+        if self._ready is None or self._ready[0] != stage.trainable or not self.module.training:
+            self.module.train()
+            self._ready = stage.trainable, freeze(self.module, stage.trainable)
+        for parameter in self._parameters:
+            parameter.grad = None
+        return self._ready[1]
+
+    def trained(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
+        """Return copies of what some stage trained.
+
+        Frozen tensors are left out: they are not sent and do not count as covered.
+        """
+        return {name: self.tensors[name].detach().clone() for name in self.trained_names(stages)}
+
+    def trained_names(self, stages: Sequence[Stage]) -> list[str]:
+        """Return the names of what some stage trains: its parameters, and buffers beside them."""
+        key = tuple(stage.trainable for stage in stages)
+        if key not in self._trained:
+            self._trained[key] = trained_names(self.module, stages)
+        return self._trained[key]

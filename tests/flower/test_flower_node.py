@@ -1,0 +1,163 @@
+"""A node: what it tells, what it measures, what it trains on."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from sizewise import config as configs
+from sizewise.data.dataset import Dataset
+from sizewise.errors import ConfigError, DataError
+
+pytest.importorskip("flwr")
+
+import subprocess
+
+from fake_grid import FakeGrid
+from flwr.app import Context, RecordDict
+
+from sizewise.flower.node import (
+    Node,
+    _like_the_others,
+    budget_of,
+    device_of,
+    free_memory,
+)
+from sizewise.flower.server import serve
+
+
+def context(**settings: Any) -> Context:
+    named = {name.replace("_", "-"): value for name, value in settings.items()}
+    return Context(1, 1, named, RecordDict(), {})
+
+
+def test_who_it_is() -> None:
+    assert device_of(context(partition_id=3)) == 3
+    for wrong in ({}, {"partition_id": -1}, {"partition_id": "3"}, {"partition_id": True}):
+        with pytest.raises(ConfigError, match="partition-id"):
+            device_of(context(**wrong))
+
+
+def test_what_it_has() -> None:
+    assert budget_of(context(memory="20MB")) == 20_000_000
+    assert budget_of(context(memory=5000)) == 5000
+    assert budget_of(context()) is None
+    assert 1_000_000 < (budget_of(context(memory="free")) or 0) < 2**50
+    with pytest.raises(ConfigError, match="a node's memory must be"):
+        budget_of(context(memory="much"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [("max\n", "7\n", 4096 * 1024), ("5000\n", "2000\n", 3000), ("5000\n", "6000\n", 1)],
+)
+def test_free_memory_is_that_of_the_container(
+    limit: str, used: str, expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:  4096 kB\n")
+    assert free_memory(tmp_path) == 4096 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(limit)
+    (group / "memory.current").write_text(used)
+    assert free_memory(tmp_path) == expected
+
+
+def test_telling_its_budget_does_not_import_torch() -> None:
+    code = "import sizewise.flower.node, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def write_images(folder: Path, split: str, labels: list[int], side: int = 8) -> None:
+    """Write square pictures as a parquet file that knows which column holds images."""
+    generator, pictures = np.random.default_rng(len(labels)), []
+    for label in labels:
+        pixels = generator.integers(0, 60, (side, side), dtype=np.uint8)
+        pixels[label % 8] += 190
+        pictures.append(Image.fromarray(pixels))
+    features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+    data = datasets.Dataset.from_dict({"image": pictures, "label": labels}, features=features)
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(data.with_format("arrow")[:], folder / f"{split}-0.parquet")
+
+
+def config_of() -> configs.Config:
+    return configs.from_dict(
+        {
+            "rounds": 1,
+            "model": {"name": "linear"},
+            "data": {"train_limit": 60, "test_limit": 20},
+            "fleet": {"devices": 2, "per_round": 2},
+            "recipe": {"batch": 8},
+            "engine": {"flower": {"wait": 5.0}},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIZEWISE_CACHE", str(tmp_path / "cache"))
+
+
+def updates(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "updates.jsonl").read_text().splitlines()]
+
+
+def test_a_folder_of_its_own(tmp_path: Path) -> None:
+    write_images(tmp_path / "own", "train", [0, 1, 2, 3, 4] * 5)
+    write_images(tmp_path / "own", "test", [0, 1])
+    grid = FakeGrid([{"partition-id": 0}, {"partition-id": 1, "data": str(tmp_path / "own")}])
+    serve(grid, config_of(), tmp_path / "run", poll=0.01)
+    shared, own = updates(tmp_path / "run")
+    assert (shared["samples"], own["samples"]) == (30, 25)
+    assert own["refused"] is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "side", "reason"),
+    [
+        (12, 8, "its data has 12 classes, and the run has 10"),
+        (3, 9, "its images are (1, 9, 9), and those of the run (1, 8, 8)"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused(
+    labels: int, side: int, reason: str, tmp_path: Path
+) -> None:
+    write_images(tmp_path / "own", "train", list(range(labels)), side)
+    write_images(tmp_path / "own", "test", [0, 1], side)
+    grid = FakeGrid([{"partition-id": 0}, {"partition-id": 1, "data": str(tmp_path / "own")}])
+    serve(grid, config_of(), tmp_path / "run", poll=0.01)
+    assert reason in updates(tmp_path / "run")[1]["refused"]
+
+
+def test_its_own_labels_are_numbered_as_the_runs(dataset: Dataset) -> None:
+    own = replace(
+        dataset, class_names=("good", "ugly", "vile"), train_labels=dataset.train_labels % 2
+    )
+    facts = {"shape": [1, 4, 4], "mean": [0.5], "std": [0.1]}
+    found = _like_the_others(own, class_names=["bad", "good", "ugly", "vile"], **facts)
+    assert torch.equal(found.train_labels, own.train_labels + 1)
+    assert torch.equal(found.test_labels, own.test_labels + 1)
+    with pytest.raises(DataError, match="has the class 'vile'"):
+        _like_the_others(own, class_names=["bad", "good", "ugly"], **facts)
+
+
+def test_it_trains_on_one_thread(tmp_path: Path) -> None:
+    torch.set_num_threads(3)
+    try:
+        serve(FakeGrid([{"partition-id": 0}, {"partition-id": 1}]), config_of(), tmp_path / "run")
+        assert torch.get_num_threads() == 3, "the server gives back what it found"
+        site = Node()._site({"config": config_of().to_dict(), "data": {}}, context())
+        assert (len(site.partition), torch.get_num_threads()) == (2, 1)
+    finally:
+        torch.set_num_threads(1)
