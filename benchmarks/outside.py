@@ -13,7 +13,7 @@ Takes about five minutes of two cores. Exits 1 if a module comes out wrong, or e
 one sentence of sizewise.
 
 Every module is traced, cut to a random half and to the first quarter of each group of channels, and
-checked by the library (`masking.verify`). Whatever the library lets pass is judged here again, by
+checked by the library (`cutting.verify`). Whatever the library lets pass is judged here again, by
 code that shares nothing with it: in float64, with other random weights, in eval and in training
 mode, the narrow model must give the outputs of the full model in which every dropped entry is next
 to nothing (1e-30). It must also train: one step in float32. Three differences are meant, and taken
@@ -46,9 +46,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
-from sizewise.cutting import verification as masking
+from sizewise.cutting import selection, shrinking, verification
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.errors import SizewiseError
 
@@ -88,7 +86,7 @@ def judge(model: nn.Module, channels: Channels, kept: Kept, module: Module) -> f
     generator = torch.Generator().manual_seed(1234)
     full = copied(model).double()
     randomise(full, generator)
-    narrow = quiet(cutting.shrink(full, channels, kept))
+    narrow = quiet(shrinking.shrink(full, channels, kept))
     silence(quiet(full), channels, kept)
     inputs = module.inputs(generator)
     worst = 0.0
@@ -261,7 +259,7 @@ def difference(got: object, expected: object) -> float:
 
 def trains(model: nn.Module, channels: Channels, kept: Kept, module: Module) -> None:
     """Take one training step of the narrow model, in float32."""
-    narrow = cutting.shrink(model, channels, kept).train()
+    narrow = shrinking.shrink(model, channels, kept).train()
     inputs = module.inputs(torch.Generator().manual_seed(1))
     inputs = inputs.float() if inputs.is_floating_point() else inputs
     outputs = [leaf for leaf in tree_leaves(narrow(inputs)) if isinstance(leaf, Tensor)]
@@ -285,12 +283,12 @@ def verdict(module: Module) -> Verdict:
         if not share:
             return Verdict("whole", 0.0, len(channels.notes), "; ".join(channels.notes[:1]))
         ways = [
-            indices.keep(channels, 0.5, indices.random(torch.Generator().manual_seed(3))),
-            indices.keep(channels, 0.25),
+            selection.keep(channels, 0.5, selection.random(torch.Generator().manual_seed(3))),
+            selection.keep(channels, 0.25),
         ]
         for kept in ways:
-            cutting.shrink(model, channels, kept)
-            masking.verify(model, channels, kept)
+            shrinking.shrink(model, channels, kept)
+            verification.verify(model, channels, kept)
     except SizewiseError as error:
         return Verdict("refused", share, len(channels.notes) if channels else 0, str(error))
     except Exception as error:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sizewise
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError, DataError
-from sizewise.runs import export as deployment
+from sizewise.runs import deployment
 from test_cli import assert_one_sentence
 from test_cli import sizewise as command
 

@@ -26,8 +26,7 @@ from sizewise.data.memory import understood
 from sizewise.errors import ConfigError
 from sizewise.models import at_hand
 from sizewise.report import page, records
-from sizewise.runs import cuts, session
-from sizewise.runs import export as deployment
+from sizewise.runs import cuts, deployment, session
 from sizewise.runs.cuts import Cuts
 from sizewise.runs.federation import Observer
 

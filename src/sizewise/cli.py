@@ -240,7 +240,7 @@ def export(
     """Write the model that fits a device, with a model card."""
     from sizewise.common.structure import parse_bytes
     from sizewise.report import tables
-    from sizewise.runs import export as deployment
+    from sizewise.runs import deployment
 
     ending = deployment.FORMATS[kind or "safetensors"]
     place = out or run_dir / f"model{ending}"

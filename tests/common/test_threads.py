@@ -10,8 +10,7 @@ import sizewise
 from sizewise import config
 from sizewise.common.threads import one_thread
 from sizewise.errors import ConfigError, DataError, SizewiseError
-from sizewise.runs import export as deployment
-from sizewise.runs import preparation, preview, session
+from sizewise.runs import deployment, preparation, preview, session
 
 CONFIG = config.from_dict(
     {

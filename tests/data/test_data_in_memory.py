@@ -12,8 +12,7 @@ from sizewise import config
 from sizewise.data import memory
 from sizewise.data.dataset import Dataset
 from sizewise.errors import CheckpointError, DataError
-from sizewise.runs import export as deployment
-from sizewise.runs import session
+from sizewise.runs import deployment, session
 from test_cli import assert_one_sentence, sizewise
 
 TABLES: dict[str, Any] = {

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import trace
 from sizewise.data.pretrained import fitting, load
 from sizewise.errors import ConfigError, ModelError
@@ -86,7 +85,7 @@ def test_heads_and_concatenations_keep_their_own_entries(
     task, trained = given(make_task(*model), tmp_path)
     state = small.Small(task, small.Small.Options(width=0.5)).setup()
     channels = trace(trained, torch.empty((2, *task.image), device="meta"))
-    expected = cutting.shrink(trained, channels, indices.keep_like(channels, state.tensors))
+    expected = shrinking.shrink(trained, channels, selection.keep_like(channels, state.tensors))
     for name, tensor in expected.state_dict().items():
         assert torch.equal(state.tensors[name], tensor)
 

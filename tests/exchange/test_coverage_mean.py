@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sizewise.exchange import coverage_mean as merging
+from sizewise.exchange import coverage_mean
 from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.view import Slot, Tensors, View, cut, size_in_bytes, whole
 
@@ -220,7 +220,7 @@ def test_merge_is_the_definition_entry_by_entry(
     server, contributions = case
     expected, covered = slow_merge(server, contributions)
     mean = CoverageMean(server)
-    with patch.object(merging, "_MOST_INDICES", most_indices):
+    with patch.object(coverage_mean, "_MOST_INDICES", most_indices):
         for contribution in contributions:
             mean.add(*contribution)
     merged = mean.result()
@@ -240,7 +240,7 @@ def test_asking_in_between_changes_no_bit(
 ) -> None:
     server, contributions = case
     asked, quiet = CoverageMean(server), CoverageMean(server)
-    with patch.object(merging, "_MOST_INDICES", most_indices):
+    with patch.object(coverage_mean, "_MOST_INDICES", most_indices):
         for contribution in contributions:
             asked.add(*contribution)
             quiet.add(*contribution)

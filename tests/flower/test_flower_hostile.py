@@ -18,7 +18,7 @@ from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from sizewise.exchange.plan import Plan
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 from sizewise.flower.engine import FlowerEngine
 from sizewise.runs.federation import Federation, RoundLog
 

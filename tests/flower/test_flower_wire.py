@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sizewise.engines.arena import TYPES
 from sizewise.errors import UpdateRefused
 from sizewise.exchange.state import sha256
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 
 
 @given(

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizewise.memory import prediction as memory
-from sizewise.memory import scratch
+from sizewise.memory import prediction, scratch
 from sizewise.memory.prediction import predict
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -24,7 +23,7 @@ def _amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "unknown_cpu", lambda: None)
     monkeypatch.setattr(scratch, "_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    memory._cache.clear()
+    prediction._cache.clear()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_a_cpu_that_was_not_measured_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(scratch, "_vendor", lambda: "AuthenticAMD")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    memory._cache.clear()
+    prediction._cache.clear()
     footprint = predict(nn.Linear(4, 3), torch.empty(2, 4))
     assert footprint.process is None
     assert footprint.not_known_for == "this CPU (AuthenticAMD, AVX2)"

@@ -6,12 +6,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import trace
 from sizewise.data import pretrained
 from sizewise.errors import ModelError
-from sizewise.memory import prediction as memory
+from sizewise.memory import prediction
 from sizewise.models import build
 from sizewise.models.encoder import Encoder, Pool, real
 from text_cases import TOKENS, VOCABULARY, text_task
@@ -103,7 +102,7 @@ def test_narrow_encoders_are_cut_and_run(kind: str, pooling: str) -> None:
     model = made(kind, pooling=pooling)
     ids = torch.randint(2, VOCABULARY, (2, TOKENS))
     channels = trace(model, torch.empty((2, TOKENS), dtype=torch.int64, device="meta"))
-    narrow = cutting.shrink(model, channels, indices.keep(channels, 0.5))
+    narrow = shrinking.shrink(model, channels, selection.keep(channels, 0.5))
     assert narrow.get_parameter("head.dense.weight").shape == (8, 8)
     assert narrow.get_submodule("stem.embeddings.word_embeddings").weight.shape == (VOCABULARY, 8)
     assert narrow(ids).shape == (2, 3)
@@ -115,13 +114,13 @@ def test_narrow_encoders_are_cut_and_run(kind: str, pooling: str) -> None:
 def test_a_step_costs_what_is_predicted(kind: str, target: Any) -> None:
     task = text_task(target, args={"kind": kind, "dropout": 0.1})
     model = task.build()
-    footprint = memory.predict(model, task.inputs(4), task.targets(4))
+    footprint = prediction.predict(model, task.inputs(4), task.targets(4))
     optimizer = torch.optim.SGD(model.parameters())
     inputs, targets = task.drawn(4), torch.zeros_like(task.targets(4), device="cpu")
     for _ in range(2):
-        with memory.Meter(footprint.peak) as meter:
+        with prediction.Meter(footprint.peak) as meter:
             meter.track(model, optimizer, inputs, targets)
-            memory.training_step(model, optimizer, inputs, targets)
+            prediction.training_step(model, optimizer, inputs, targets)
     assert meter.peak == footprint.peak
 
 

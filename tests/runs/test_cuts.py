@@ -10,7 +10,7 @@ import pytest
 import cut_models
 import sizewise
 from sizewise import config as configs
-from sizewise.cutting import verification as masking
+from sizewise.cutting import verification
 from sizewise.errors import ModelError
 from sizewise.families.stepwise import Stepwise
 from sizewise.report import page, records
@@ -78,7 +78,7 @@ def test_a_map_of_one_channel_keeps_the_others_in_slt() -> None:
     piece = method.piece(1, 0.5)
     kept = method.kept(piece)
     assert kept is not None
-    assert masking.verify(method.task.build(), method.traced, kept) < 1e-9
+    assert verification.verify(method.task.build(), method.traced, kept) < 1e-9
     module = method.module(piece)
     stem, block = module.get_submodule("0"), module.get_submodule("1")
     assert block(stem(method.task.drawn(2))).shape[1] == cut_models.FULL // 2
@@ -116,7 +116,7 @@ def count_checks(monkeypatch: pytest.MonkeyPatch, chosen: configs.Config) -> int
 
     def noted(*args: Any) -> float:
         calls.append(args)
-        return masking.verify(*args)
+        return verification.verify(*args)
 
     monkeypatch.setattr(session, "verify", noted)
     preparation.checked(preparation.prepare(chosen).method)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 import sizewise
 from sizewise.data.dataset import Dataset
-from sizewise.runs import export as deployment
+from sizewise.runs import deployment
 from text_cases import text_dataset, write_tokenizer
 
 TEXTS = ["good film", "bad film", "uneven film", "good good film, film film"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_resume import Crash, Writes, writes  # noqa: F401  (a fixture)
 
 from sizewise import config
 from sizewise.errors import CheckpointError
@@ -12,7 +13,6 @@ from sizewise.exchange import checkpoint
 from sizewise.runs import resuming, session
 from sizewise.steps.recipe import Recipe
 from test_cli import assert_one_sentence, sizewise
-from test_resume import Crash, Writes, writes  # noqa: F401  (a fixture)
 
 TABLES: dict[str, Any] = {
     "rounds": 2,

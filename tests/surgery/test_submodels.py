@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import trace
 from sizewise.errors import ConfigError
 from sizewise.models import build
@@ -81,7 +80,7 @@ def test_published_transformers_have_embeddings_that_their_heads_divide(
     width = published("vit_base", "both")[number].width
     model = build("vit", classes=3, image=(3, 32, 32), args={"dim": 768, "heads": 12, "depth": 1})
     channels = trace(model, torch.empty(2, 3, 32, 32, device="meta"))
-    narrow = cutting.shrink(model, channels, indices.keep(channels, width), check=False)
+    narrow = shrinking.shrink(model, channels, selection.keep(channels, width), check=False)
     shapes = {name: tuple(tensor.shape) for name, tensor in narrow.state_dict().items()}
     assert shapes["stem.position"][-1] == dim
     assert shapes["blocks.0.attention.query.weight"] == (dim, dim)

@@ -21,7 +21,7 @@ from sizewise.families.base import Method
 from sizewise.fleet.devices import Device
 from sizewise.surgery.anatomy import Anatomy
 from sizewise.surgery.blockwise import hidden_shapes
-from sizewise.training import loop as training
+from sizewise.training import loop
 from sizewise.training.task import Task
 
 ENDS = ("stem", "head")
@@ -87,7 +87,7 @@ class Architectures(Method):
     def view(self, piece: Piece) -> View:
         """Return the stem and the head; nothing if devices keep theirs."""
         if piece.size not in self._views:
-            split, own = self.split(piece.size), training.own_tensors(self.pattern(piece))
+            split, own = self.split(piece.size), loop.own_tensors(self.pattern(piece))
             ends = [name for name in own if split.part_of(name) in ENDS]
             self._views[piece.size] = whole(ends if self.options.aggregate else [])
         return self._views[piece.size]
@@ -131,13 +131,13 @@ class Architectures(Method):
                         f"all models need the same stem and head, but {tensor} has shape {theirs} "
                         f"in {name!r} and {ours} in {self.main.size!r}; choose others"
                     )
-        fresh = training.own_tensors(self.pattern(self.main))
+        fresh = loop.own_tensors(self.pattern(self.main))
         tensors = {name: fresh[name].detach().clone() for name in self.view(self.main)}
         return State(tensors, extras={"models": {}})
 
     def _ends(self, piece: Piece) -> dict[str, str]:
         """Return the shapes of what all models must have in common, for people."""
-        own, (first, last) = training.own_tensors(self.pattern(piece)), self.between(piece.size)
+        own, (first, last) = loop.own_tensors(self.pattern(piece)), self.between(piece.size)
         split = self.split(piece.size)
         shapes = {name: t.shape for name, t in own.items() if split.part_of(name) in ENDS}
         shapes |= {"what the stem gives": first, "what the head takes": last}
@@ -167,7 +167,7 @@ class Architectures(Method):
 
         A device that was upgraded may remember layers of another model, which do not help.
         """
-        own, ends = training.own_tensors(self.pattern(piece)), self.view(piece)
+        own, ends = loop.own_tensors(self.pattern(piece)), self.view(piece)
         copy = self.copy(piece)
         learned = copy.trained_names([copy.actual(stage) for stage in self.stages(0)])
         shapes = {name: own[name].shape for name in learned if name not in ends}

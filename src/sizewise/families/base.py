@@ -16,14 +16,14 @@ from torch import nn
 from sizewise.common import rng
 from sizewise.cutting.channels import Channels, Kept
 from sizewise.errors import BudgetTooSmall
-from sizewise.exchange import server_optimizers as server_optim
+from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.plan import Piece, Plan, Stage, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, check, check_shared, cut, whole
 from sizewise.fleet.devices import Device
-from sizewise.memory import prediction as memory
+from sizewise.memory import prediction
 from sizewise.memory.prediction import Cost, Footprint, Meter
 from sizewise.steps.optimizers import MOMENTS, make_optimizer
 from sizewise.steps.step import Loss, cross_entropy
@@ -31,7 +31,7 @@ from sizewise.surgery import norms
 from sizewise.surgery.anatomy import Anatomy
 from sizewise.surgery.blockwise import hidden_shapes
 from sizewise.torch_tools.remaking import clone, remade
-from sizewise.training import loop as training
+from sizewise.training import loop
 from sizewise.training.loop import Samples, Shard
 from sizewise.training.task import Task
 from sizewise.training.working import WorkingCopy
@@ -102,7 +102,7 @@ class Method:
         tensors, view = {}, self.view(self.main)
         module = self.build(self.main)
         given = self.task.pretrained(module)
-        for local, tensor in training.own_tensors(module).items():
+        for local, tensor in loop.own_tensors(module).items():
             name = view[local].name
             known = given.get(name.partition("@")[0], tensor)
             tensors[name] = known.detach().clone()
@@ -113,7 +113,7 @@ class Method:
         tensors = dict(state.tensors)
         for piece in pieces:
             missing = {n: slot for n, slot in self.view(piece).items() if slot.name not in tensors}
-            fresh = training.own_tensors(self.pattern(piece)) if missing else {}
+            fresh = loop.own_tensors(self.pattern(piece)) if missing else {}
             for local, slot in missing.items():
                 tensors[slot.name] = fresh[local].detach().clone()
         return replace(state, tensors=tensors)
@@ -199,10 +199,10 @@ class Method:
     def predicted(self, module: nn.Module, stage: Stage) -> Cost:
         """Return what one training step of a stage on a model is predicted to take."""
         recipe = self.task.recipe
-        return memory.cost(
+        return prediction.cost(
             module,
             *self.example(stage, recipe.batch),
-            step=training.make_step(recipe, self.objective(stage, None)),
+            step=loop.make_step(recipe, self.objective(stage, None)),
             anchored=recipe.proximal > 0,
             optimizer=partial(make_optimizer, recipe, lr=stage.lr),
             trainable=stage.trainable,
@@ -222,7 +222,7 @@ class Method:
             module = self.module(piece)
             apart = norms.kept_apart(module, self.task.recipe.norm)
             self._views[piece.size] = norms.separate(
-                whole(training.own_tensors(module)), apart, piece.size
+                whole(loop.own_tensors(module)), apart, piece.size
             )
         return self._views[piece.size]
 
@@ -287,7 +287,7 @@ class Method:
         meter = Meter(plan.budget) if self.trusted(plan, shard) is None else None
         with rng.seeded(seed, "dropout", plan.round, plan.device):
             train = partial(
-                training.fit,
+                loop.fit,
                 received=tensors if anchor is None else anchor,
                 meter=meter,
                 every_step=self.task.enforce or not self.steady,
@@ -296,7 +296,7 @@ class Method:
             steps, losses = 0, 0.0
             # Not in a loop over the data, which would hold a stage's beside that of the next one.
             for stage in stages:
-                moments = training.going_on(moments, stage)
+                moments = loop.going_on(moments, stage)
                 done = train(
                     module,
                     stage,
@@ -363,7 +363,7 @@ class Method:
             view = with_rows(self.view(update.plan.piece), update.rows, state.tensors)
             mean.add(update.tensors, view, self.weight(update))
         coverage = {name: mean.covered(name) for name in self.parameters(state)}
-        merged, moments = server_optim.apply(
+        merged, moments = server_optimizers.apply(
             self.task.recipe, state.tensors, mean.result(), state.memory, coverage
         )
         return replace(state, tensors=merged, memory=moments)

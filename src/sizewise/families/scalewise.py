@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import Piece
@@ -108,7 +107,7 @@ class Scalewise(Method):
         """
         kept = self.kept(piece)
         if kept is not None:
-            model = cutting.shrink(model, self.channels, kept, check=check)
+            model = shrinking.shrink(model, self.channels, kept, check=check)
         return drop_blocks(model, self.parts, self.shapes, self.kept_blocks(piece))
 
     def kept_blocks(self, piece: Piece) -> Sequence[int]:
@@ -119,7 +118,7 @@ class Scalewise(Method):
     def kept(self, piece: Piece) -> Kept | None:
         """Return the channels that a submodel keeps of each group; None if it keeps all."""
         width = piece.cut.get("width", 1.0)
-        return None if width == 1 else indices.keep(self.channels, width)
+        return None if width == 1 else selection.keep(self.channels, width)
 
     def cuts(self) -> Sequence[Piece]:
         """Return the narrowest and the widest of the submodels that lack channels."""
@@ -138,7 +137,7 @@ class Scalewise(Method):
     def _shared(self, piece: Piece) -> View:
         """Return where a submodel's tensors would live if none were its own."""
         kept = self.kept(piece)
-        slots = {} if kept is None else cutting.view(self.channels, kept)
+        slots = {} if kept is None else shrinking.view(self.channels, kept)
         # A block that is left out may be the first place of a tied tensor.
         first = {n: self.first_names.get(n, n) for n in own_tensors(self.module(piece))}
         return {name: slots.get(first[name], Slot(first[name])) for name in first}

@@ -17,8 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.cutting.widths import named
 from sizewise.errors import ModelError
@@ -28,7 +27,7 @@ from sizewise.families.base import Method
 from sizewise.fleet.devices import Device, ratio_of
 from sizewise.memory import accounting
 from sizewise.surgery import norms
-from sizewise.training import loop as training
+from sizewise.training import loop
 from sizewise.training.task import Task
 
 
@@ -109,7 +108,7 @@ class Stepwise(Method):
         return self._shrunk(full, piece)
 
     def _shrunk(self, full: nn.Module, piece: Piece, check: bool = False) -> nn.Module:
-        return cutting.shrink(full, self.channels, self._chosen(piece), check=check)
+        return shrinking.shrink(full, self.channels, self._chosen(piece), check=check)
 
     def kept(self, piece: Piece) -> Kept | None:
         """Return the channels that a configuration keeps; None if it is the whole model."""
@@ -117,7 +116,7 @@ class Stepwise(Method):
 
     def _chosen(self, piece: Piece) -> Kept:
         full, width = piece.cut["full"], piece.cut["width"]
-        return indices.keep(
+        return selection.keep(
             self.channels, lambda g: 1.0 if g.index < full else width, rounding="floor_min1"
         )
 
@@ -126,8 +125,8 @@ class Stepwise(Method):
         if not piece.cut:
             return super().view(piece)
         if piece.size not in self._views:
-            slots = cutting.view(self.channels, self._chosen(piece))
-            names = training.own_tensors(self.module(self.main))
+            slots = shrinking.view(self.channels, self._chosen(piece))
+            names = loop.own_tensors(self.module(self.main))
             self._views[piece.size] = {name: slots[name] for name in names}
         return self._views[piece.size]
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept
 from sizewise.cutting.selection import Rule
 from sizewise.cutting.widths import named
@@ -26,7 +25,7 @@ from sizewise.families.base import Method
 from sizewise.fleet.devices import Device, ratio_of
 from sizewise.memory.packing import largest_ratio
 from sizewise.surgery import norms
-from sizewise.training import loop as training
+from sizewise.training import loop
 from sizewise.training.task import Task
 
 STEPS = 16
@@ -126,7 +125,7 @@ class Widthwise(Method):
 
     def rule(self, piece: Piece) -> Rule:
         """Return which channels a piece keeps."""
-        return indices.prefix
+        return selection.prefix
 
     @property
     def channels(self) -> Channels:
@@ -144,7 +143,7 @@ class Widthwise(Method):
 
     def _chosen(self, piece: Piece) -> Kept:
         width = piece.cut["width"]
-        return indices.keep(self.channels, width, self.rule(piece), self.options.rounding)
+        return selection.keep(self.channels, width, self.rule(piece), self.options.rounding)
 
     def cuts(self) -> Sequence[Piece]:
         """Return the narrowest and the widest piece that devices train."""
@@ -156,7 +155,7 @@ class Widthwise(Method):
         full = self.task.build()
         if "width" not in piece.cut:
             return full
-        return cutting.shrink(full, self.channels, self._chosen(piece))
+        return shrinking.shrink(full, self.channels, self._chosen(piece))
 
     def view(self, piece: Piece) -> View:
         """Return which channels of the server's tensors a piece consists of."""
@@ -167,8 +166,8 @@ class Widthwise(Method):
             if len(self._views) >= CACHED_VIEWS:  # Rolling and random pieces come and go.
                 self._views.clear()
             module = self.module(piece)
-            slots = cutting.view(self.channels, self._chosen(piece))
-            own: dict[str, Slot] = {name: slots[name] for name in training.own_tensors(module)}
+            slots = shrinking.view(self.channels, self._chosen(piece))
+            own: dict[str, Slot] = {name: slots[name] for name in loop.own_tensors(module)}
             apart = norms.kept_apart(module, self.task.recipe.norm)
             self._views[key] = norms.separate(own, apart, piece.size)
         return self._views[key]

@@ -28,7 +28,7 @@ from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, cut
 from sizewise.families.base import Method
 from sizewise.flower import replies as flower_replies
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 from sizewise.flower.journal import Journal
 from sizewise.flower.roster import Member, Roster
 from sizewise.training.evaluation import Score

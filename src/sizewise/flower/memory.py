@@ -15,7 +15,7 @@ from sizewise.errors import CheckpointError
 from sizewise.exchange import checkpoint
 from sizewise.exchange.state import sha256
 from sizewise.exchange.view import Tensors
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 
 _PREFIX = "memory-"
 

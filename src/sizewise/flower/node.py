@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 
 from sizewise.common.structure import build, parse_bytes, plain
 from sizewise.errors import ConfigError, DataError, SizewiseError
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 
 if TYPE_CHECKING:
     from sizewise.data.dataset import Dataset

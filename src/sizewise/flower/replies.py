@@ -20,7 +20,7 @@ from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, check, check_shared, size_in_bytes, view_in_bytes
 from sizewise.families.base import Method
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 from sizewise.flower.roster import Member
 
 RECEIPT = "receipt"

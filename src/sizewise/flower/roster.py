@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sizewise.errors import EngineError, UpdateRefused
-from sizewise.flower import wire as wire
+from sizewise.flower import wire
 from sizewise.flower.journal import Journal
 
 ANNOUNCE = f"{MessageType.QUERY}.announce"

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizewise.memory import operations as flops
-from sizewise.memory import scratch
+from sizewise.memory import flops, scratch
 from sizewise.memory.meter import Meter, Trackable, tensors_of
 from sizewise.torch_tools.hollow import follow, room_of
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sizewise.common import rng
-from sizewise.cutting import selection as indices
+from sizewise.cutting import selection
 from sizewise.cutting.selection import Rule
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import Piece
@@ -63,4 +63,4 @@ class FedDropout(Shifting):
     def rule(self, piece: Piece) -> Rule:
         """Keep the channels of the piece's draw."""
         draw = piece.cut.get("draw", [])
-        return indices.random(rng.torch_generator(self.task.seed, "channels", *draw))
+        return selection.random(rng.torch_generator(self.task.seed, "channels", *draw))

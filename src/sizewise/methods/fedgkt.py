@@ -52,7 +52,7 @@ from sizewise.steps.optimizers import MOMENTS, recalled
 from sizewise.steps.step import Loss
 from sizewise.surgery.anatomy import Anatomy, Staged
 from sizewise.surgery.blockwise import hidden_shapes
-from sizewise.training import loop as training
+from sizewise.training import loop
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 from sizewise.training.transfer import Gathered, Pupil, pupils_loss, teachers_loss
@@ -161,7 +161,7 @@ class FedGKT(Method):
     def view(self, piece: Piece) -> View:
         """Return the server's tensors for the server; devices see none of them."""
         if piece.size not in self._views:
-            own = {} if piece.cut else training.own_tensors(self.pattern(piece))
+            own = {} if piece.cut else loop.own_tensors(self.pattern(piece))
             self._views[piece.size] = whole(own)
         return self._views[piece.size]
 
@@ -236,7 +236,7 @@ class FedGKT(Method):
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
         """Train the device's model, which stays with it; tell of its samples."""
         # What its owner froze is not remembered: it is as it was built.
-        start = {**training.own_tensors(self.pattern(plan.piece)), **memory}
+        start = {**loop.own_tensors(self.pattern(plan.piece)), **memory}
         pupil = Pupil(shard.images, shard.labels, shard.rows, shard.transform, tensors.get(LOGITS))
         lasting = recalled(memory) if self.options.optimizers == "run" else None
         update = self.fit(plan, start, pupil, moments=lasting)
@@ -287,7 +287,7 @@ class FedGKT(Method):
         generator = rng.torch_generator(self.task.seed, "server", round_index)
         with rng.seeded(self.task.seed, "server dropout", round_index):
             ready = copy.ready(stage)
-            train = partial(training.fit, parameters=ready, moments=lasting)
+            train = partial(loop.fit, parameters=ready, moments=lasting)
             done = train(module, stage, lesson, recipe, generator, loss)
         moments = {f"{MOMENTS}{name}": tensor for name, tensor in (done.moments or {}).items()}
         tensors = {name: tensor.detach().clone() for name, tensor in copy.tensors.items()}
@@ -313,7 +313,7 @@ class FedGKT(Method):
         return {f"device {n}{ending}": n for ending in ("", SERVED) for n in numbers}
 
     def _model(self, state: State, number: int | None, server: bool) -> nn.Module:
-        fresh = training.own_tensors(self.pattern(self.small))
+        fresh = loop.own_tensors(self.pattern(self.small))
         learned = {} if number is None else state.devices[number]
         small = self.copy(self.small).load({**fresh, **learned})
         if not server:

@@ -19,7 +19,7 @@ Discloses: the trained weights of each device, to the server.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sizewise.cutting import selection as indices
+from sizewise.cutting import selection
 from sizewise.cutting.selection import Rule
 from sizewise.exchange.plan import Piece
 from sizewise.families.widthwise import Shifting
@@ -46,4 +46,4 @@ class FedRolex(Shifting):
 
     def rule(self, piece: Piece) -> Rule:
         """Keep the window of the piece's round; the first one where only shapes matter."""
-        return indices.rolling(piece.cut.get("round", 0), self.options.stride)
+        return selection.rolling(piece.cut.get("round", 0), self.options.stride)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from sizewise.errors import ConfigError
-from sizewise.exchange import server_optimizers as server_optim
+from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.plan import Piece, Update
 from sizewise.exchange.state import State
@@ -159,7 +159,7 @@ class InclusiveFL(Prefixwise):
             recipe = replace(recipe, server_lr=self.options.server_lrs[number])
         own, everybody = f"server/{piece.size}/", dict.fromkeys(learned, True)
         before = {k.removeprefix(own): t for k, t in state.memory.items() if k.startswith(own)}
-        tensors, moments = server_optim.apply(recipe, old, new, before, everybody)
+        tensors, moments = server_optimizers.apply(recipe, old, new, before, everybody)
         return tensors, memory | {own + key: moment for key, moment in moments.items()}
 
     def _learning(self, piece: Piece) -> dict[str, torch.Size]:

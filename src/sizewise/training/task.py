@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from sizewise import models
 from sizewise.common import rng
-from sizewise.cutting import selection as indices
-from sizewise.cutting import shrinking as cutting
+from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.data import pretrained
 from sizewise.data.dataset import Target
@@ -161,7 +160,7 @@ class Task:
         """Return the channels that `build` keeps at a width; None if it does not cut the model."""
         if width == 1 or models.takes_width(self.model.name):
             return None
-        return indices.keep(self.channels, width, rounding="floor_min1")
+        return selection.keep(self.channels, width, rounding="floor_min1")
 
     @cached_property
     def _checked(self) -> set[float]:
@@ -182,7 +181,7 @@ class Task:
         own = {} if module is None else module.state_dict()
         if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
             return given
-        slots = cutting.view(self.channels, indices.keep_like(self.channels, own))
+        slots = shrinking.view(self.channels, selection.keep_like(self.channels, own))
         return {name: slots[name].read(given) for name in given}
 
     def norm(self, channels: int) -> nn.Module:
@@ -207,7 +206,7 @@ class Task:
         return Frugal(module, self.anatomy(module), self.inputs(largest), budget)
 
     def _narrowed(self, module: nn.Module, kept: Kept) -> nn.Module:
-        narrow = cutting.shrink(module, self.channels, kept)
+        narrow = shrinking.shrink(module, self.channels, kept)
         for layer in narrow.modules():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()

@@ -15,8 +15,7 @@ from sizewise import config as configs
 from sizewise.data import sources
 from sizewise.exchange import checkpoint
 from sizewise.memory.prediction import Meter
-from sizewise.runs import export as deployment
-from sizewise.runs import session
+from sizewise.runs import deployment, session
 from test_cli import assert_one_sentence, sizewise
 
 IMAGE = (1, 8, 8)
