@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from sizewise import config
-from sizewise.runs import session
+from sizewise import config, session
 
 
 def build(classes: int) -> nn.Module:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sizewise.families.base import Method
     from sizewise.fleet.devices import Device, Fleet
     from sizewise.memory.prediction import Footprint, Meter, OutOfBudget, predict
+    from sizewise.runs import session
     from sizewise.runs.federation import Federation
     from sizewise.steps.recipe import Recipe
     from sizewise.surgery.anatomy import Anatomy, Staged, anatomy
@@ -29,6 +30,7 @@ _HOMES = {
     "api": ("FinishedRun", "federate"),
     "config": ("Config",),
     "errors": ("BudgetTooSmall", "SizewiseError"),
+    "runs": ("session",),
     "runs.federation": ("Federation",),
     "fleet.devices": ("Device", "Fleet"),
     "memory.prediction": ("Footprint", "Meter", "OutOfBudget", "predict"),
@@ -67,11 +69,15 @@ __all__ = [
     "anatomy",
     "federate",
     "predict",
+    "session",
 ]
 
 
 def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(f"sizewise.{module}"), name)
+            home = importlib.import_module(f"sizewise.{module}")
+            if not hasattr(home, name):  # It is a module itself.
+                return importlib.import_module(f"sizewise.{module}.{name}")
+            return getattr(home, name)
     raise AttributeError(f"module 'sizewise' has no attribute {name!r}")

@@ -118,7 +118,7 @@ def count_checks(monkeypatch: pytest.MonkeyPatch, chosen: configs.Config) -> int
         calls.append(args)
         return verification.verify(*args)
 
-    monkeypatch.setattr(session, "verify", noted)
+    monkeypatch.setattr(preparation, "verify", noted)
     preparation.checked(preparation.prepare(chosen).method)
     return len(calls)
 

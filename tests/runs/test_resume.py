@@ -306,7 +306,7 @@ def test_a_crash_at_every_write(
     }
     chosen = config.from_dict(tables)
     data = preparation.prepare(chosen).dataset
-    monkeypatch.setattr(session.sources, "load", lambda *names, **options: data)
+    monkeypatch.setattr(preparation.sources, "load", lambda *names, **options: data)
     with session.started(chosen, tmp_path / "whole") as federation:
         expected = facts(federation.run(), tmp_path / "whole")
     total, tried = writes.count, 0

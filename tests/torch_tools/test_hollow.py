@@ -114,7 +114,7 @@ def test_a_prediction_does_not_import_the_compiler() -> None:
     code = """
 import sys, torch
 from sizewise import models
-from sizewise.memory import cost
+from sizewise.memory.prediction import cost
 model = models.build("preresnet8", classes=3, image=(1, 8, 8))
 cost(model, torch.empty(4, 1, 8, 8, device="meta"))
 print("torch._dynamo" in sys.modules)

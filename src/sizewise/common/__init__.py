@@ -1,6 +1,6 @@
-"""What every room uses: derived random numbers, plain structures, the environment.
+"""What every room uses: derived random numbers, plain structures, widths, the environment.
 
 `rng` makes generators named by (seed, purpose, round, device); `structure` turns dataclasses into
-plain values and back, and bytes into words; `environment` says where a run happened. Imports only
-`errors`.
+plain values and back, and bytes into words; `widths` turns a ratio into a number of channels;
+`threads` holds torch to one; `environment` says where a run happened. Imports only `errors`.
 """

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sizewise.common.widths import scaled
 from sizewise.cutting.channels import WHOLE, Channels, Group
-from sizewise.cutting.widths import scaled
 from sizewise.errors import ModelError
 
 Rule = Callable[[Group, int], Tensor]

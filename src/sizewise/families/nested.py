@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sizewise.cutting.widths import named
+from sizewise.common.widths import named
 from sizewise.exchange.plan import Piece, Plan
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Index, Slot, View, cut

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from sizewise.common.widths import named
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept, trace
-from sizewise.cutting.widths import named
 from sizewise.errors import ModelError
 from sizewise.exchange.plan import Piece
 from sizewise.exchange.view import View

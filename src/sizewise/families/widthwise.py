@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from torch import nn
 
+from sizewise.common.widths import named
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept
 from sizewise.cutting.selection import Rule
-from sizewise.cutting.widths import named
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Piece, Plan
 from sizewise.exchange.state import State

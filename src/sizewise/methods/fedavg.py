@@ -16,7 +16,7 @@ Discloses: the trained weights of each device, to the server.
 from dataclasses import dataclass
 from functools import cached_property
 
-from sizewise.cutting.widths import named
+from sizewise.common.widths import named
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import Piece
 from sizewise.families.base import Method

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sizewise.cutting.widths import named
+from sizewise.common.widths import named
 from sizewise.errors import BudgetTooSmall, ConfigError, NoChannelLeft
 from sizewise.exchange.plan import Piece
 from sizewise.exchange.state import State

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sizewise.common import rng
-from sizewise.cutting.widths import named
+from sizewise.common.widths import named
 from sizewise.errors import ConfigError, NoChannelLeft
 from sizewise.exchange.plan import Piece, Plan, Stage, Update
 from sizewise.exchange.state import State

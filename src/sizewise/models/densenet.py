@@ -10,7 +10,7 @@ Every bottleneck layer and every transition is a block, so each can be trained o
 import torch
 from torch import Tensor, nn
 
-from sizewise.cutting.widths import scaled, scaled_growth
+from sizewise.common.widths import scaled, scaled_growth
 from sizewise.errors import ModelError
 from sizewise.models.common import chain, initialise_convolutions, repeats
 from sizewise.surgery.anatomy import Staged

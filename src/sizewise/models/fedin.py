@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sizewise.cutting.widths import scaled
+from sizewise.common.widths import scaled
 from sizewise.models.common import chain, initialise_convolutions
 from sizewise.surgery.anatomy import Staged
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from sizewise.cutting.widths import scaled
+from sizewise.common.widths import scaled
 from sizewise.models.common import chain, initialise_convolutions, repeats
 from sizewise.surgery.anatomy import Staged
 from sizewise.surgery.step_sizes import Branch

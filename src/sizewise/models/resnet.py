@@ -14,7 +14,7 @@ from math import ceil
 
 from torch import Tensor, nn
 
-from sizewise.cutting.widths import scaled
+from sizewise.common.widths import scaled
 from sizewise.errors import ModelError
 from sizewise.models.common import chain, initialise_convolutions, repeats
 from sizewise.surgery.anatomy import Staged

@@ -6,7 +6,7 @@ from math import prod
 
 from torch import nn
 
-from sizewise.cutting.widths import scaled
+from sizewise.common.widths import scaled
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
 from sizewise.surgery.anatomy import Staged

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise.cutting.widths import scaled_to_heads
+from sizewise.common.widths import scaled_to_heads
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
 from sizewise.surgery.anatomy import Staged

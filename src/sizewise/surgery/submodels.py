@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sizewise.cutting.widths import scaled_to_heads
+from sizewise.common.widths import scaled_to_heads
 from sizewise.errors import ConfigError
 
 Scaling = Literal["width", "depth", "both"]

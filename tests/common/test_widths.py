@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizewise.cutting.widths import named, scaled, scaled_growth, scaled_to_heads
+from sizewise.common.widths import named, scaled, scaled_growth, scaled_to_heads
 from sizewise.errors import ModelError
 
 WIDTHS = (16, 32, 64, 128, 256, 512)
