@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sizewise.families.base import Method
     from sizewise.fleet.devices import Device, Fleet
     from sizewise.memory.prediction import Footprint, Meter, OutOfBudget, predict
-    from sizewise.runs import session
+    from sizewise.runs import deployment, session
     from sizewise.runs.federation import Federation
     from sizewise.steps.recipe import Recipe
     from sizewise.surgery.anatomy import Anatomy, Staged, anatomy
@@ -30,7 +30,7 @@ _HOMES = {
     "api": ("FinishedRun", "federate"),
     "config": ("Config",),
     "errors": ("BudgetTooSmall", "SizewiseError"),
-    "runs": ("session",),
+    "runs": ("deployment", "session"),
     "runs.federation": ("Federation",),
     "fleet.devices": ("Device", "Fleet"),
     "memory.prediction": ("Footprint", "Meter", "OutOfBudget", "predict"),
@@ -67,6 +67,7 @@ __all__ = [
     "Update",
     "View",
     "anatomy",
+    "deployment",
     "federate",
     "predict",
     "session",
