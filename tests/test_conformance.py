@@ -1,14 +1,14 @@
-"""The conformance tests of METHODS, section 13, for the methods that cut by width.
+"""What methods that cut by width must do, whatever their code: who trains and merges which entry.
 
-Those that need no method are with what they test:
+What needs no method, or only one, is with what it tests:
 
-    1  widths                    test_widths.py, test_rounding_is_that_of_exact_arithmetic
-    2  cut, then embed           test_cutting.py, test_cut_then_merge_is_exact_where_covered
-    4  residual streams          test_cutting.py, test_cut_equals_masked
-    8  static batch norm         test_norms.py, test_recalibration_is_the_mean_of_batch_statistics
-    9  batch statistics          test_norms.py, test_batch_policy_depends_on_the_batch_in_evaluation
-    20 FedIN                     test_intermediate.py and methods/test_fedin.py, test_20_*
-    23 FedGKT                    test_transfer.py, test_23_teacher_logits_are_matched_by_sample
+    widths                    test_widths.py, test_rounding_is_that_of_exact_arithmetic
+    cut, then embed           test_cutting.py, test_cut_then_merge_is_exact_where_covered
+    residual streams          test_cutting.py, test_cut_equals_masked
+    static batch norm         test_norms.py, test_recalibration_is_the_mean_of_batch_statistics
+    batch statistics          test_norms.py, test_batch_policy_depends_on_the_batch_in_evaluation
+    FedIN                     test_intermediate.py and methods/test_fedin.py
+    FedGKT                    test_transfer.py, test_teacher_logits_are_matched_by_sample
 
 Below them are promises that all these methods share.
 """
@@ -68,7 +68,7 @@ def drowsy(classes: int) -> nn.Module:
 # ---- slicing and aggregation
 
 
-def test_02_one_device_alone_puts_its_bits_where_they_belong(
+def test_one_device_alone_puts_its_bits_where_they_belong(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     task = make_task("cnn", shares=(0.5, 1), weighting="equal")
@@ -86,7 +86,7 @@ def test_02_one_device_alone_puts_its_bits_where_they_belong(
     assert not torch.equal(merged["head.linear.weight"], state.tensors["head.linear.weight"])
 
 
-def test_03_nested_widths_overlap_is_the_mean(
+def test_nested_widths_overlap_is_the_mean(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     method = HeteroFL(make_task(args={"hidden": [6, 4]}, shares=(0.5, 1)))
@@ -105,7 +105,7 @@ def test_03_nested_widths_overlap_is_the_mean(
     torch.testing.assert_close(merged[ring], wide[ring])
 
 
-def test_05_every_channel_is_trained_as_often(make_task: Tasks) -> None:
+def test_every_channel_is_trained_as_often(make_task: Tasks) -> None:
     method = FedRolex(make_task(args={"hidden": [8, 4]}), FedRolex.Options(widths=(0.375,)))
     state = method.setup()
     seen = {name: torch.zeros(len(state.tensors[name])) for name in state.tensors}
@@ -118,9 +118,7 @@ def test_05_every_channel_is_trained_as_often(make_task: Tasks) -> None:
     assert (seen["head.bias"] == 8).all()
 
 
-def test_06_rows_of_classes_that_nobody_owns_are_unchanged(
-    make_task: Tasks, dataset: Dataset
-) -> None:
+def test_rows_of_classes_that_nobody_owns_are_unchanged(make_task: Tasks, dataset: Dataset) -> None:
     rows = [torch.nonzero(dataset.train_labels == label).flatten() for label in (0, 2)]
     partition = Partition(torch.cat(rows), torch.tensor([0, len(rows[0]), 20]))
     task = make_task(shares=(0.5, 1))
@@ -159,7 +157,7 @@ FULL = {
     ],
     ids=["mlp", "cnn", "preresnet8", "dropout"],
 )
-def test_07_whole_models_are_fedavg_to_the_bit(
+def test_whole_models_are_fedavg_to_the_bit(
     model: str, recipe: dict[str, Any], make_task: Tasks, federate: Run
 ) -> None:
     task = make_task(model, **recipe)
@@ -181,7 +179,7 @@ def plain_names(state: State) -> dict[str, Tensor]:
 # ---- SplitMix and FjORD
 
 
-def test_17_bases_are_trained_equally_often(make_task: Tasks) -> None:
+def test_bases_are_trained_equally_often(make_task: Tasks) -> None:
     method = SplitMix(make_task(args={"hidden": [8]}), SplitMix.Options(atom=0.25))
     fleet = make_fleet(FleetConfig(devices=10, per_round=3), lambda ratio: 0)
     state, counts = method.setup(), Counter[int]()
@@ -193,7 +191,7 @@ def test_17_bases_are_trained_equally_often(make_task: Tasks) -> None:
     assert counts == dict.fromkeys(range(4), 12)
 
 
-def test_17_ensemble_is_the_mean_of_as_many_logits_as_the_ratio_holds(make_task: Tasks) -> None:
+def test_ensemble_is_the_mean_of_as_many_logits_as_the_ratio_holds(make_task: Tasks) -> None:
     method = SplitMix(make_task(args={"hidden": [8]}), SplitMix.Options(atom=0.25))
     state, images = method.setup(), torch.randn(5, 1, 4, 4)
     logits = []
@@ -211,7 +209,7 @@ def test_17_ensemble_is_the_mean_of_as_many_logits_as_the_ratio_holds(make_task:
         torch.testing.assert_close(build().eval()(images), expected)
 
 
-def test_17_untouched_bases_are_unchanged(
+def test_untouched_bases_are_unchanged(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     method = SplitMix(make_task("cnn", shares=(0.25, 0.5)), SplitMix.Options(0.25, "ratio"))
@@ -224,7 +222,7 @@ def test_17_untouched_bases_are_unchanged(
         assert torch.equal(merged[name], tensor) != trained, name
 
 
-def test_18_all_layers_of_a_pass_share_one_width(make_task: Tasks) -> None:
+def test_all_layers_of_a_pass_share_one_width(make_task: Tasks) -> None:
     method = FjORD(make_task("cnn", {"layers": [4, 8, 4]}), FjORD.Options(widths=(0.25, 0.5, 1)))
     module = method.module(method.trainee(1.0)).train()
     seen: list[int] = []
@@ -242,7 +240,7 @@ def test_18_all_layers_of_a_pass_share_one_width(make_task: Tasks) -> None:
     assert min(drawn.values()) > 10
 
 
-def test_18_corner_is_the_mean_of_exactly_the_devices_that_hold_it(
+def test_corner_is_the_mean_of_exactly_the_devices_that_hold_it(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     task = make_task(args={"hidden": [4, 4]}, shares=(0.25, 0.5, 1))

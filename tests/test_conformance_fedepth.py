@@ -1,11 +1,11 @@
-"""The conformance tests of METHODS, section 13, for FeDepth.
+"""What FeDepth must do, whatever its code: what is frozen, what is linked, what is sent.
 
-Those that need no method are with what they test:
+What needs no method is with what it tests:
 
-    12  decompositions           test_accounting.py, test_decompositions_of_fedepth;
-        the toy example          test_packing.py, test_toy_example_of_fedepth;
-        those of a method        test_depthwise.py, test_decompositions_of_the_paper
-    24  the formula for M models test_fedepth.py, test_mutual_loss_by_hand
+    decompositions           test_accounting.py, test_decompositions_of_fedepth
+    the toy example          test_packing.py, test_toy_example_of_fedepth
+    those of a method        test_depthwise.py, test_decompositions_of_the_paper
+    the formula for M models test_fedepth.py, test_mutual_loss_by_hand
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def rounds(method: Method, budget: int | None) -> State:
 
 
 @pytest.mark.parametrize("kind", [FeDepth, MFeDepth])
-def test_07_one_run_of_all_blocks_is_fedavg_bit_for_bit(kind: type[FeDepth]) -> None:
+def test_one_run_of_all_blocks_is_fedavg_bit_for_bit(kind: type[FeDepth]) -> None:
     task = make_task(epochs=2, norm="tracked", clip=1.0, augment="crop-flip")
     expected = rounds(FedAvg(task), None).tensors
     fedepth = kind(task, kind.Options(models=1))
@@ -44,7 +44,7 @@ def test_07_one_run_of_all_blocks_is_fedavg_bit_for_bit(kind: type[FeDepth]) -> 
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_07_taken_apart_into_one_run_it_is_fedavg_bit_for_bit() -> None:
+def test_taken_apart_into_one_run_it_is_fedavg_bit_for_bit() -> None:
     task = make_task(epochs=2)
     fedepth = FeDepth(task)
     plan = plan_for(fedepth, [(0, 4)], device=2)
@@ -57,7 +57,7 @@ def test_07_taken_apart_into_one_run_it_is_fedavg_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"link": "conv"}, {"heads": "auxiliary"}], ids=str)
-def test_11_frozen_tensors_are_bit_identical(options: dict[str, Any]) -> None:
+def test_frozen_tensors_are_bit_identical(options: dict[str, Any]) -> None:
     # Momentum and weight decay are on. After its stage, no block moves any more.
     task = make_task(epochs=2, momentum=0.9, weight_decay=0.1, norm="tracked")
     fedepth = FeDepth(task, FeDepth.Options(**options))
@@ -77,7 +77,7 @@ def test_11_frozen_tensors_are_bit_identical(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("channels", "side", "zeros"), [(16, 32, 24), (32, 16, 16), (64, 8, 0)])
-def test_13_the_link_leads_to_64_channels_of_8_by_8(channels: int, side: int, zeros: int) -> None:
+def test_the_link_leads_to_64_channels_of_8_by_8(channels: int, side: int, zeros: int) -> None:
     x = torch.rand(2, channels, side, side) + 0.1
     y = skip_link(x, (64, 8, 8))
     assert y.shape == (2, 64, 8, 8)
@@ -86,7 +86,7 @@ def test_13_the_link_leads_to_64_channels_of_8_by_8(channels: int, side: int, ze
     assert int((y != 0).sum()) == inside.numel() == 2 * channels * 64
 
 
-def test_13_the_link_of_preresnet20_is_that_one() -> None:
+def test_the_link_of_preresnet20_is_that_one() -> None:
     fedepth = FeDepth(make_task("preresnet20", image=(3, 32, 32)))
     assert tuple(fedepth.shapes[-1]) == (64, 8, 8)
     kinds = [tuple(shape) for shape in dict.fromkeys(fedepth.shapes)]
@@ -94,7 +94,7 @@ def test_13_the_link_of_preresnet20_is_that_one() -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_14_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> None:
+def test_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> None:
     fedepth = FeDepth(make_task(weight_decay=0.1, norm="tracked"))
     plan = plan_for(fedepth, [(0, 1), (1, 2), (2, 3)][:stages])
     state = start(fedepth, plan)
@@ -108,7 +108,7 @@ def test_14_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> No
                 assert (f"model.{name}" in update.tensors) == (number < stages)
 
 
-def test_24_only_the_first_model_is_sent() -> None:
+def test_only_the_first_model_is_sent() -> None:
     fedepth = FeDepth(make_task(), FeDepth.Options(models=3))
     schedule = fedepth._regular(2)
     plan = Plan(0, 0, "rich", schedule.piece, (replace(schedule.stages[0], lr=0.05),))
@@ -122,7 +122,7 @@ def test_24_only_the_first_model_is_sent() -> None:
     assert fedepth.merge(state, [update]).tensors.keys() == state.tensors.keys()
 
 
-def test_24_a_model_learns_from_the_other_not_the_other_way_round() -> None:
+def test_a_model_learns_from_the_other_not_the_other_way_round() -> None:
     # Where the other is sure and it is not, KL(other || self) pulls hard, KL(self || other) not.
     fedepth = FeDepth(make_task())
     schedule = fedepth._regular(1)

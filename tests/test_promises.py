@@ -1,4 +1,4 @@
-"""Promise 6: nothing executable on the wire or on disk."""
+"""Nothing executable on the wire or on disk: no pickle, and no code that came as data."""
 
 import ast
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ PUBLISHED = {
     "FedGKT, clients": 39.96,
     "HeteroFL": 64.89,
 }
-"""CIFAR-10, Dirichlet 0.5 (METHODS 10.3)."""
+"""CIFAR-10, Dirichlet 0.5: the paper's Table II."""
 
 LEVELS = {1.0: 4, 0.5: 2, 0.25: 2, 0.125: 1, 0.0625: 1}
 

@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[str, tuple[int, int, int], dict[str, object]]] = {
     "wide_resnet101_2": ("Wide-ResNet-101-2", IMAGENET, {}),
 }
 
-# Shares of the parameters, gamma_W times gamma_D, where our notes have them (METHODS 5.2).
+# Shares of the parameters, gamma_W times gamma_D, where they are published.
 FIFTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 STATED: dict[tuple[str, Scaling], tuple[float, ...]] = {
     ("resnet18", "width"): FIFTHS,

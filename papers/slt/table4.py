@@ -2,8 +2,8 @@
 
     python papers/slt/table4.py [--scale paper]
 
-Writes `table4.SCALE.md`: the number of steps N that the paper prints (where our notes have it) and
-its public code has, and ours by the same accounting; by how much the widths of the heads differ at
+Writes `table4.SCALE.md`: the number of steps N that the paper prints (where we know it) and its
+public code has, and ours by the same accounting; by how much the widths of the heads differ at
 most; and which share of the budget the public code's configurations take by our count, step by
 step: exact searches end just below 100 %. Then, for every step, both widths in channels of the
 widest layer. At mini scale images have half the side, so the published columns are empty.
@@ -19,7 +19,7 @@ from sizewise.methods.slt import SLT
 
 @dataclass(frozen=True)
 class Published:
-    """What is known of a model at a constraint (METHODS 8.2).
+    """What is known of a model at a constraint.
 
     Attributes:
         model: Its name.

@@ -1,7 +1,4 @@
-"""Every partition: disjoint, sized as promised, the same for the same seed; slow oracles for three.
-
-Conformance test 25 of the methods specification.
-"""
+"""Every partition: disjoint, sized as it says, the same for the same seed; three slow oracles."""
 
 import json
 from collections import Counter

@@ -73,7 +73,7 @@ def test_coverage_is_a_flag_or_a_mask_of_the_tensors_shape() -> None:
 
 
 def test_rows_that_nobody_owns_keep_their_bits() -> None:
-    # Classifier rows under label masking (METHODS 13.6): a device sends the rows of its classes.
+    # Classifier rows under label masking: a device sends the rows of its classes.
     server = {"head": torch.randn(5, 4), "bias": torch.randn(5)}
     contributions = []
     for classes in ([3, 0], [0, 4]):

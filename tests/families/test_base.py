@@ -221,7 +221,7 @@ def test_headline_is_the_last_size(make_task: Tasks) -> None:
 def test_static_norms_are_recalibrated_on_all_training_data(
     make_task: Tasks, site_of: Callable[[Method], Site], dataset: Dataset
 ) -> None:
-    # METHODS 13.8 end to end: the score is that of a model with by-hand statistics.
+    # End to end: the score is that of a model with by-hand statistics.
     site = site_of(Method(make_task("cnn", norm="sbn", eval_batch=10)))
     state = site.method.setup()
     model = Method(make_task("cnn", norm="tracked")).module(Piece())

@@ -204,7 +204,7 @@ def published(models: int = 2, **options: Any) -> FeDepth:
     return FeDepth(task, FeDepth.Options(assign="ratio", models=models, **options))
 
 
-TABLE = [  # METHODS 4.2
+TABLE = [  # What the public code has for each share of the whole model's bytes
     (1 / 8, [[4], [5], [6], [7, 8], [9]]),
     (1 / 6, [[1], [2], [3], [4], [5, 6], [7, 8, 9]]),
     (1 / 3, [[1, 2], [3, 4], [5, 6, 7, 8, 9]]),

@@ -117,7 +117,7 @@ def test_a_gate_weighs_a_map_of_any_size(size: tuple[int, int]) -> None:
 
 
 def test_the_exits_of_the_paper_have_its_weights() -> None:
-    # Counted from METHODS 3.8: an even map is gated at half its size, then channels double to 512.
+    # Counted by hand: an even map is gated at half its size, then channels double to 512.
     for stop, after in ((2, (64, 128, 256, 512)), (4, (128, 256, 512)), (6, (256, 512))):
         way = map_exit(RESNET18[stop], after, 100)
         pairs = [(after[0], after[0]), *pairwise(after)]

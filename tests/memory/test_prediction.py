@@ -183,7 +183,7 @@ def test_inference_keeps_nothing_for_a_backward_pass():
 
 
 def mutual_step(module, optimizer, inputs, targets):
-    """Two networks that learn from each other (METHODS 4.6)."""
+    """Two networks that learn from each other, as on FeDepth's rich devices."""
     optimizer.zero_grad(set_to_none=True)
     first, second = (network(inputs) for network in module)
     loss = F.cross_entropy(first, targets) + F.cross_entropy(second, targets)

@@ -96,7 +96,7 @@ def test_three_exits_share_the_weight_of_their_teachers() -> None:
     assert joint(model, torch.empty(4), labels, 0.7).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_22_teachers_are_detached() -> None:
+def test_teachers_are_detached() -> None:
     # An exit learns from p_i - y and from p_i - p_j, but not from what it does to the others.
     model: Any = Given(torch.tensor([[0.0, 0.0]]), torch.tensor([[4.0, -4.0]]))
     backpropagate(joint(model, torch.empty(1), torch.tensor([0]), 0.5))
@@ -106,7 +106,7 @@ def test_22_teachers_are_detached() -> None:
     torch.testing.assert_close(model.given[1].grad, second - target + 0.5 * (second - first))
 
 
-def test_22_the_weight_ramps_up_from_0_0067_to_1() -> None:
+def test_the_weight_ramps_up_from_0_0067_to_1() -> None:
     assert ramp_up(0, 300) == pytest.approx(0.0067, abs=5e-5)
     assert ramp_up(150, 300) == pytest.approx(math.exp(-1.25))
     assert ramp_up(299, 300) < ramp_up(300, 300) == ramp_up(1000, 300) == 1
@@ -256,7 +256,7 @@ def test_devices_of_different_depth_meet_in_the_mean(
 def literal_feddyn(
     method: DepthFL, site: Site, rounds: Sequence[Sequence[int]], devices: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Run FedDyn as METHODS 3.8 writes it, linear term and all; one full batch a step.
+    """Run FedDyn as its formulas have it, linear term and all; one full batch a step.
 
     Args:
         method: Says what pieces there are.
@@ -395,7 +395,7 @@ def rounds_of(method: Any) -> State:
 
 
 @pytest.mark.parametrize("options", [{}, {"distil": False, "extended": False}], ids=str)
-def test_07_with_one_exit_and_without_feddyn_it_is_fedavg_bit_for_bit(
+def test_with_one_exit_and_without_feddyn_it_is_fedavg_bit_for_bit(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sizewise.families.prefixwise.stage_ends", lambda shapes: [])
@@ -407,7 +407,7 @@ def test_07_with_one_exit_and_without_feddyn_it_is_fedavg_bit_for_bit(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_07_all_devices_with_their_deepest_exit_only_are_fedavg_bit_for_bit() -> None:
+def test_all_devices_with_their_deepest_exit_only_are_fedavg_bit_for_bit() -> None:
     task = make_task(epochs=2, norm="tracked")
     method = make(task, feddyn=False, distil=False, extended=False)
     found, expected = rounds_of(method).tensors, rounds_of(FedAvg(task)).tensors

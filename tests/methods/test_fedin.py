@@ -72,7 +72,7 @@ def run(site: Site, rounds: int = 2, devices: list[Device] = DEVICES) -> State:
 
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential", "none"])
-def test_20_intermediate_layers_never_appear_in_messages(make_site: MakeSite, rule: str) -> None:
+def test_intermediate_layers_never_appear_in_messages(make_site: MakeSite, rule: str) -> None:
     site = make_site({"rule": rule})
     method, state = site.method, site.method.setup()
     for round_index in range(3):

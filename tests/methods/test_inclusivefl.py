@@ -54,7 +54,7 @@ def step(before: State, after: State, name: str) -> float:
     return round(float(moved.flatten()[0]), 4)
 
 
-def test_19_the_last_block_takes_the_mean_update_of_the_larger_size(make_task: Tasks) -> None:
+def test_the_last_block_takes_the_mean_update_of_the_larger_size(make_task: Tasks) -> None:
     chosen = method(make_task, beta=1.0)
     start = chosen.setup()
     first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])
@@ -66,7 +66,7 @@ def test_19_the_last_block_takes_the_mean_update_of_the_larger_size(make_task: T
     assert step(second, third, own) == 3.0  # Until the larger size is trained again.
 
 
-def test_19_without_distillation_it_keeps_its_own_update(make_task: Tasks) -> None:
+def test_without_distillation_it_keeps_its_own_update(make_task: Tasks) -> None:
     chosen = method(make_task, beta=0.0)
     start = chosen.setup()
     first = chosen.merge(start, [sent(chosen, start, 0.5), sent(chosen, start, 1.0)])

@@ -51,7 +51,7 @@ def sent(method: NeFL, number: int, value: float) -> Update:
 # ---- averaging
 
 
-def test_n48_the_averaging_example_by_hand(make_task: Tasks) -> None:
+def test_the_averaging_example_by_hand(make_task: Tasks) -> None:
     """Appendix B.3: entries are averaged over the submodels that have the block and the entry."""
     method = NeFL(resnet(make_task), NeFL.Options(**FAMILY))
     state = method.setup()
@@ -74,7 +74,7 @@ def test_n48_the_averaging_example_by_hand(make_task: Tasks) -> None:
         assert merged.tensors[f"blocks.0.branch.size@{piece.size}"] == value
 
 
-def test_10_a_submodel_that_nobody_trains_keeps_what_is_its_own(make_task: Tasks) -> None:
+def test_a_submodel_that_nobody_trains_keeps_what_is_its_own(make_task: Tasks) -> None:
     method = NeFL(resnet(make_task), NeFL.Options(**FAMILY))
     state = method.setup()
     merged = method.merge(state, [sent(method, 0, 2.0)])
@@ -84,7 +84,7 @@ def test_10_a_submodel_that_nobody_trains_keeps_what_is_its_own(make_task: Tasks
         assert torch.equal(merged.tensors[name], state.tensors[name])
 
 
-def test_21_a_block_in_no_submodel_of_the_round_is_unchanged(make_task: Tasks) -> None:
+def test_a_block_in_no_submodel_of_the_round_is_unchanged(make_task: Tasks) -> None:
     method = NeFL(resnet(make_task), NeFL.Options(**FAMILY))
     state = method.setup()
     merged = method.merge(state, [sent(method, 0, 2.0), sent(method, 1, 2.0)])
@@ -95,7 +95,7 @@ def test_21_a_block_in_no_submodel_of_the_round_is_unchanged(make_task: Tasks) -
     )
 
 
-def test_07_one_submodel_with_fixed_steps_is_fedavg(make_task: Tasks, federate: Run) -> None:
+def test_one_submodel_with_fixed_steps_is_fedavg(make_task: Tasks, federate: Run) -> None:
     task = resnet(make_task, "resnet8")
     nefl = federate(NeFL(task, NeFL.Options(steps="fixed", apart=())))
     fedavg = federate(FedAvg(task))
@@ -150,7 +150,7 @@ def test_layer_norms_are_kept_apart_too(make_task: Tasks) -> None:
 # ---- submodels
 
 
-SHARES = {  # METHODS 5.2, products of gamma_W and gamma_D
+SHARES = {  # As published, products of gamma_W and gamma_D
     ("resnet18", "width"): (0.2, 0.4, 0.6, 0.8, 1),
     ("resnet18", "depth"): (0.20, 0.39, 0.57, 0.81, 1),
     ("resnet18", "both"): (0.34 * 0.58, 0.4, 0.6, 0.8, 1),

@@ -29,7 +29,7 @@ SHIPPED = {
     0.25: "11 12 12 16 16 22 22 32 32 44 51 64",
     0.5: "30 32 35 40 43 53 60 64",
 }
-"""Channels of 64 in the heads of the public code's tables for ResNet-20 (METHODS 8.2)."""
+"""Channels of 64 in the heads of the public code's tables for ResNet-20."""
 
 ENDS = [75, 116, 137, 225, 245, 398, 423, 779, 843, 1384, 1754, 2500]
 
@@ -66,7 +66,7 @@ def train(method: SLT, state: State, round_index: int, device: Device, shard: Sh
 
 
 @pytest.mark.parametrize("ratio", SHIPPED)
-def test_15_tables_have_the_published_steps(ratio: float) -> None:
+def test_tables_have_the_published_steps(ratio: float) -> None:
     widths = published(ratio).table
     shipped = [int(channels) / 64 for channels in SHIPPED[ratio].split()]
     assert len(widths) == len(shipped) + 1
@@ -80,7 +80,7 @@ def test_15_tables_have_the_published_steps(ratio: float) -> None:
         assert published(ratio).bytes_of(step, step - 1, width) < 1.02 * budget
 
 
-def test_16_configurations_fit_the_papers_accounting() -> None:
+def test_configurations_fit_the_papers_accounting() -> None:
     method = published(0.25)
     (limit,) = method._capacities()
     assert limit is not None
@@ -90,7 +90,7 @@ def test_16_configurations_fit_the_papers_accounting() -> None:
 
 def test_switch_points_grow_with_the_parameters_that_are_added() -> None:
     method = SLT(published(0.25).task, SLT.Options(assign="ratio"))
-    # With the public code's widths they are METHODS 8.3's.
+    # With the public code's widths; a step ends at the share of all weights that are there by then.
     method.table = [0.185, *(int(channels) / 64 for channels in SHIPPED[0.25].split())]
     ends = method.ends()
     assert ends == sorted(ends)
@@ -136,7 +136,7 @@ def test_no_layer_is_frozen_before_a_round_has_trained_it(rule: str) -> None:
     assert method.ends() == sorted(method.ends())
 
 
-def test_07_an_unlimited_fleet_is_fedavg(
+def test_an_unlimited_fleet_is_fedavg(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
     def run(method: FedAvg | SLT) -> State:
@@ -169,7 +169,7 @@ def test_predicted_is_metered_within_the_budget_in_every_step(budget: int, shard
     assert uploads[-1] < 0.9
 
 
-def test_11_frozen_layers_do_not_move_and_are_not_sent(budget: int, shard: Shard) -> None:
+def test_frozen_layers_do_not_move_and_are_not_sent(budget: int, shard: Shard) -> None:
     method = tiny([budget], rounds=30)
     state = method.setup()
     last = len(method.table) - 1
@@ -266,7 +266,7 @@ def test_where_the_papers_accounting_holds_nothing_the_last_step_still_has_no_he
     assert method._widest(7, 1, 1.0) == 1.0
 
 
-# ---- the whole algorithm once more, slow and plain: METHODS 8.1 to 8.5 for a ResNet
+# ---- the whole algorithm once more, slow and plain: docs/methods/slt.md for a ResNet
 
 Weights = dict[str, torch.Tensor]
 
@@ -351,7 +351,7 @@ class Reference:
 
     @cache  # noqa: B019
     def memory(self, full: int, frozen: int, width: float) -> int:
-        """Return the bytes of a step as SLT counts them (METHODS 2.10)."""
+        """Return the bytes of a step as SLT counts them: outputs that learn, weights, gradients."""
         small = self.cut(full, width)
         learn = [t.requires_grad_() for n, t in small.items() if self.layer(n) > frozen]
         outputs = self.forward(small, torch.zeros((self.batch, *TALL)))

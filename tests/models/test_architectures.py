@@ -14,7 +14,7 @@ CIFAR = (3, 32, 32)
 
 
 def fedin(repeats: tuple[int, int, int], base: int = 16) -> int:
-    """Count the parameters of a model of FedIN's Table I from its description, METHODS 2.9."""
+    """Count the parameters of a model of FedIN's Table I layer by layer."""
     count = 3 * 9 * base + base + 2 * base  # The extractor: convolution with bias, norm.
     inputs = base
     for stage, number in enumerate(repeats):
@@ -210,7 +210,7 @@ def test_cnn_of_heterofl() -> None:
 
 def test_the_models_of_fedin_share_their_ends_and_differ_in_depth() -> None:
     models = {letter: make(f"fedin_{letter}", args={"base": 4}) for letter in "abcde"}
-    # The first units, the repeats (METHODS 2.9), and the pool.
+    # The first units, the repeats of its Table I, and the pool.
     depths = {letter: len(model.blocks) for letter, model in models.items()}  # type: ignore[arg-type]
     assert depths == {
         "a": 3 + 10 + 1,

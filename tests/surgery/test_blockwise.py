@@ -174,7 +174,7 @@ def test_a_peer_is_run_in_place_of_the_model(model: nn.Module) -> None:
     assert not torch.equal(whole(IMAGES, blocks), peer(IMAGES))
 
 
-def test_13_features_of_a_perceptron_are_padded_on_both_sides() -> None:
+def test_features_of_a_perceptron_are_padded_on_both_sides() -> None:
     features = torch.arange(1.0, 7).reshape(2, 3)
     assert skip_link(features, (6,)).tolist() == [[0, 1, 2, 3, 0, 0], [0, 4, 5, 6, 0, 0]]
     assert skip_link(features, (2,)).tolist() == [[1, 2], [4, 5]]

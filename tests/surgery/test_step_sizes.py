@@ -42,7 +42,7 @@ def test_the_step_multiplies_the_branch() -> None:
 
 
 def test_steps_absorb_the_blocks_that_follow_a_gap() -> None:
-    """METHODS 5.2: 1 plus the number of blocks dropped after it, also across stages."""
+    """A step is 1 plus the number of blocks dropped after it, also across stages."""
     model = build("resnet20", classes=3, image=IMAGE)
     parts = anatomy(model)
     stepped = add_step_sizes(model, parts, [1, 2, 5, 6], absorb=True, learns=False)

@@ -1,4 +1,4 @@
-"""IN training: what learns from which loss, and how gradients are joined (METHODS 6.3)."""
+"""IN training: what learns from which loss, and how gradients are joined."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def join(model: nn.Module, split: Anatomy, project: bool, weight: float = 1.0) -
     return gradients(model)
 
 
-def test_20_extractor_and_classifier_get_no_gradient_from_the_in_loss(
+def test_extractor_and_classifier_get_no_gradient_from_the_in_loss(
     model: nn.Module, split: Anatomy
 ) -> None:
     _, _, early, late = batch()
@@ -70,7 +70,7 @@ def test_20_extractor_and_classifier_get_no_gradient_from_the_in_loss(
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.5])
-def test_20_the_sum_rule_is_the_gradient_of_the_summed_loss(
+def test_the_sum_rule_is_the_gradient_of_the_summed_loss(
     model: nn.Module, split: Anatomy, weight: float
 ) -> None:
     torch.manual_seed(3)
@@ -82,7 +82,7 @@ def test_20_the_sum_rule_is_the_gradient_of_the_summed_loss(
         torch.testing.assert_close(gradient, own[name] + others.get(name, 0))
 
 
-def test_20_the_projection_rule_takes_out_what_works_against_the_local_loss(
+def test_the_projection_rule_takes_out_what_works_against_the_local_loss(
     split: Anatomy,
 ) -> None:
     agreed = 0
@@ -118,7 +118,7 @@ def test_projection_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(*[st.floats(-9, 9, width=32)] * 2), min_size=1, max_size=6))
-def test_20_the_result_never_works_against_the_local_gradient(
+def test_the_result_never_works_against_the_local_gradient(
     numbers: list[tuple[float, float]],
 ) -> None:
     h, g = (torch.tensor(column) for column in zip(*numbers, strict=True))

@@ -172,7 +172,7 @@ def test_freezing_returns_what_learns() -> None:
 def test_frozen_tensors_keep_their_bits(
     optimizer: str, make_task: Callable[..., Task], dataset: Dataset
 ) -> None:
-    # METHODS 13.11: with momentum and weight decay on, also when trained earlier in the round.
+    # With momentum and weight decay on, also when trained earlier in the round.
     task = make_task("cnn", weight_decay=0.1, momentum=0.9, optimizer=optimizer)
     model = task.build()
     rows = torch.arange(12)

@@ -19,7 +19,7 @@ def pupil(logits: Tensor | None) -> Pupil:
     return Pupil(images, 3 * torch.arange(20), rows, transform, logits)
 
 
-def test_23_teacher_logits_are_matched_by_sample() -> None:
+def test_teacher_logits_are_matched_by_sample() -> None:
     learner = pupil(None)
     # The server answers in the order in which the samples came: row n is for sample n.
     logits = torch.stack([learner.rows, learner.rows + 0.5], dim=1)

@@ -93,16 +93,16 @@ DATASETS: dict[str, Source] = {
 }
 
 PARTITIONS: dict[str, str] = {
-    "iid": "equal random parts (P1)",
-    "shards": "a few equal one-class shards per device (HeteroFL; P2)",
-    "deck": "classes dealt like cards, each split evenly among its holders (SplitMix, FeDepth; P3)",
+    "iid": "equal random parts",
+    "shards": "a few equal one-class shards per device (HeteroFL)",
+    "deck": "classes dealt like cards, each split evenly among its holders (SplitMix, FeDepth)",
     "dirichlet": "the usual Dir(alpha), another name for capped-dirichlet",
     "capped-dirichlet": "every class spread over the devices by Dirichlet(alpha), sizes unequal "
-    "(FedML, NIID-Bench, NeFL, DepthFL, FedGKT, FedIN, unbalanced FeDepth; P4)",
+    "(FedML, NIID-Bench, NeFL, DepthFL, FedGKT, FedIN, unbalanced FeDepth)",
     "balanced-dirichlet": "every device draws its classes by Dirichlet(alpha), equal sizes "
-    "(Hsu et al., FeDepth; P5)",
-    "equal-dirichlet": "every class spread by Dirichlet(alpha), then cut to equal sizes (SLT; P6)",
-    "split": "random parts, sizes differ by at most one (InclusiveFL; P7)",
+    "(Hsu et al., FeDepth)",
+    "equal-dirichlet": "every class spread by Dirichlet(alpha), then cut to equal sizes (SLT)",
+    "split": "random parts, sizes differ by at most one (InclusiveFL)",
     "natural": "one writer, or other natural group, per device",
     "draw": "every device draws its own samples from one pool, on demand: for huge fleets",
 }

@@ -1,8 +1,8 @@
 """Ways to divide the samples of a data set among devices, each as its paper's code does it.
 
 A scheme answers one question: which device owns each sample? So the answer is one array, no sample
-can have two owners, and ``UNUSED`` marks those that a scheme leaves out. P1 to P7 number them as
-the catalog does. K is the number of devices, N of samples, C of classes.
+can have two owners, and ``UNUSED`` marks those that a scheme leaves out. K is the number of
+devices, N of samples, C of classes.
 """
 
 from collections.abc import Callable
@@ -51,12 +51,12 @@ Scheme = Callable[[Request, np.random.Generator], IntArray]
 
 
 def iid(request: Request, rng: np.random.Generator) -> IntArray:
-    """P1: shuffle, then K equal chunks; the N mod K samples left over stay unused."""
+    """Shuffle, then cut K equal chunks; the N mod K samples left over stay unused."""
     return _equal_chunks(rng.permutation(len(request.labels)), request.devices)
 
 
 def shards(request: Request, rng: np.random.Generator) -> IntArray:
-    """P2: each class is cut into n K / C shards; a device takes one shard per class in its hand.
+    """Each class is cut into n K / C shards; a device takes one shard per class in its hand.
 
     A hand is n cards from a shuffled deck that holds every class n K / C times. Equal cards in a
     hand count once, so a device can own fewer than n classes, and some shards stay unused.
@@ -82,7 +82,7 @@ def shards(request: Request, rng: np.random.Generator) -> IntArray:
 
 
 def deck(request: Request, rng: np.random.Generator) -> IntArray:
-    """P3: classes are dealt from a deck, each is split evenly among the devices that hold it.
+    """Classes are dealt from a deck, each is split evenly among the devices that hold it.
 
     The deck has one card per class and is shuffled anew when it runs out; device k takes the next
     L cards. If C mod L is not 0, a device can be dealt a class twice and then owns a double share.
@@ -99,7 +99,7 @@ def deck(request: Request, rng: np.random.Generator) -> IntArray:
 
 
 def capped_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
-    """P4: each class is spread by Dirichlet(alpha) over the devices that hold less than N / K.
+    """Each class is spread by Dirichlet(alpha) over the devices that hold less than N / K.
 
     Tried again until every device has ``min_samples``; sizes stay unequal. This is what the code of
     FedML, of NIID-Bench and of most papers after them does, so it is also called ``dirichlet``.
@@ -133,7 +133,7 @@ def capped_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
 
 
 def balanced_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
-    """P5: device by device, q ~ Dirichlet(alpha) over classes, then N / K samples drawn by q.
+    """Device by device, q ~ Dirichlet(alpha) over classes, then N / K samples drawn by q.
 
     The idea is that of Hsu et al. (2019), the details are FeDepth's.
 
@@ -161,7 +161,7 @@ def balanced_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
 
 
 def equal_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
-    """P6: each class is spread by Dirichlet(alpha), then the whole is cut into K equal chunks.
+    """Each class is spread by Dirichlet(alpha), then the whole is cut into K equal chunks.
 
     The samples are listed device by device, class by class; a device's surplus spills into the
     next device's chunk. The N mod K samples at the end stay unused.
@@ -175,7 +175,7 @@ def equal_dirichlet(request: Request, rng: np.random.Generator) -> IntArray:
 
 
 def split(request: Request, rng: np.random.Generator) -> IntArray:
-    """P7: shuffle, then K chunks whose sizes differ by at most one."""
+    """Shuffle, then cut K chunks whose sizes differ by at most one."""
     total = len(request.labels)
     owner = np.empty(total, dtype=np.int64)
     sizes = _even_sizes(total, request.devices)

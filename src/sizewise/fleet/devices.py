@@ -21,7 +21,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "lack": ("1/8", "1/6", "1/2", "1"),
     "surplus": ("1/6", "1/3", "1/2", "2"),
 }
-"""FeDepth's budgets, as shares of what training the whole model costs (METHODS 4.8).
+"""FeDepth's budgets, as shares of what training the whole model costs (docs/methods/fedepth.md).
 
 Costs are as the paper counts them (`accounting.summary`), which is over twice what a step needs.
 """
@@ -362,7 +362,7 @@ def _upgrades(
 
 
 def _deal(devices: int, kinds: Sequence[GroupConfig]) -> list[GroupConfig]:
-    """Give consecutive, equal shares of the devices to the kinds (METHODS 4.8)."""
+    """Give consecutive, equal shares of the devices to the kinds, as FeDepth does."""
     cuts = [-(-devices * i // len(kinds)) for i in range(len(kinds) + 1)]
     return [
         replace(kind, count=stop - start)

@@ -16,10 +16,10 @@ stem is not used, so `client` must be a model whose stem gives what the large on
 Small models are never averaged: devices learn from each other through the server alone.
 
 In the public code, the server's logits belong to batches, and devices shuffle theirs anew, so
-teacher and student look at different images (B13). Here they belong to samples: a device's n-th
-sample has row n, whatever batch it is in. As there, features are those of freshly augmented images
-and of norms in evaluation mode, and the server's logits are those of its last epoch, in training
-mode. Its scheduler watches the test accuracy; here the recipe's schedule counts for both sides. Its
+teacher and student look at different images. Here they belong to samples: a device's n-th sample
+has row n, whatever batch it is in. As there, features are those of freshly augmented images and of
+norms in evaluation mode, and the server's logits are those of its last epoch, in training mode. Its
+scheduler watches the test accuracy; here the recipe's schedule counts for both sides. Its
 optimisers, Adam with AMSGrad, last for the whole run, one on each device and one on the server:
 `optimizers = "run"` with `recipe.optimizer = "amsgrad"`; by default they begin anew in each round.
 The server trains on what came in this round; a device that was not asked keeps its logits.

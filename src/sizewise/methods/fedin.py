@@ -14,14 +14,14 @@ e and c learn from L_local alone. With g = grad L_local and h = grad L_IN, m fol
     sum         h + g, the paper's rule (its lambda = 2): both losses are added
     projection  h if <h, g> >= 0, else h - <h, g> / ||g||^2 g: the exact answer to its problem
     sequential  a step along g, then one along h: the paper's ablation
-    none        g alone: devices share e and c and nothing else, METHODS' `fedavg_shared`
+    none        g alone: devices share e and c and nothing else, another ablation of the paper
 
 `aggregate = false` is the paper's other ablation: e and c stay on the device too.
 
-The paper leaves open what is stored and sent (METHODS 6.4). Here the pairs are those of the last
-batch of full size that a device trained on, from the forward pass that happens anyway. The server
-keeps `keep` batches a device; those it sends are drawn uniformly over devices without the receiver,
-as many as a batch has. In its first round a device may have none, and trains locally.
+The paper leaves open what is stored and sent. Here the pairs are those of the last batch of full
+size that a device trained on, from the forward pass that happens anyway. The server keeps `keep`
+batches a device; those it sends are drawn uniformly over devices without the receiver, as many as a
+batch has. In its first round a device may have none, and trains locally.
 
 Architectures are any with the same stem and head: that of a device's group (`fleet.group.model`);
 else, of `models`, the costliest that fits its bytes. m never leaves a device. Deployed is every

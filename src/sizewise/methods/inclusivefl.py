@@ -16,8 +16,8 @@ that of the last round in which the next larger size was trained; 0 at first. `s
 `beta = 0` are the paper's ablations. Where blocks differ, as in a CNN, the mean for each parameter
 is over those that have it in the same shape.
 
-The public code never applies its distillation (three bugs: METHODS 7.5). There, gradients of all
-devices are taken at the same weights; that is `recipe.max_steps = 1`.
+The public code never applies its distillation (three bugs: docs/methods/inclusivefl.md). There,
+gradients of all devices are taken at the same weights; that is `recipe.max_steps = 1`.
 
 Sizes are depths of any model with blocks, found from bytes; `exits` names them by their number of
 blocks. Heads of feature maps are those of `exits`; of tokens, copies of the model's own.

@@ -2,7 +2,7 @@
 
 Chan, Jiang, Deng, Ngai: "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity"
 (https://arxiv.org/abs/2304.00759). The table's text does not have all of its cells, so the repeats
-of the last stage are those of the same author's earlier code (METHODS 2.9).
+of the last stage are those of the same author's earlier code.
 
 The stem is the extractor, the head is the classifier, a linear layer. The last block is the average
 pool, so that what goes into the head is one vector for each image.

@@ -1,4 +1,4 @@
-"""Policies for batch norm, by name (METHODS 2.4).
+"""Policies for batch norm, by name.
 
 | policy            | evaluates with                | kept once for each size |
 |-------------------|-------------------------------|-------------------------|

@@ -1,8 +1,8 @@
 """The scaler: a narrow model divides what it computes by its width, while it trains.
 
 It keeps activations of narrow and wide copies in the same range (HeteroFL). Right before a batch
-norm it has no effect beyond the norm's epsilon (METHODS 2.5), so it matters in models without norms
-and, after convolutions, in residual streams that are not normalised.
+norm it has no effect beyond the norm's epsilon, so it matters in models without norms and, after
+convolutions, in residual streams that are not normalised.
 
 Where it follows convolutions, it also follows linear layers on feature vectors, all but the last,
 as in SplitMix. Those on tokens it leaves alone, as in FeDepth's transformers: what attention makes

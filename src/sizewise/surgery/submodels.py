@@ -3,7 +3,7 @@
 A share is a fraction of the model's parameters, which grow with the square of the channels and with
 the number of blocks. So `width` keeps sqrt(share) of the channels; `depth` keeps the first blocks
 of every stage, about that share of them; `both` takes the root of the share from each. Papers name
-their submodels; `published` has NeFL's tables (METHODS 5.2).
+their submodels; `published` has NeFL's tables (docs/methods/nefl.md).
 """
 
 import math

@@ -87,7 +87,7 @@ def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Para
     """Let only the parameters under the given name prefixes learn; return them.
 
     A frozen parameter gets no gradient tensor at all, so neither momentum nor weight decay can
-    move it (METHODS 2.12). Parts in which nothing learns are put into evaluation mode.
+    move it. Parts in which nothing learns are put into evaluation mode.
     """
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(learns(name, trainable))
