@@ -25,7 +25,7 @@ demo: $(VENV)/core
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/pytest -n 2 --dist loadfile \
-		tests/methods tests/test_merge.py tests/test_training.py
+		tests/methods tests/exchange tests/training
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check $(LINTED)
