@@ -34,10 +34,6 @@ def imports(path: Path) -> Iterator[str]:
             yield from (n.name.partition(".")[2] for n in node.names if "sizewise." in n.name)
 
 
-def rooms() -> list[Path]:
-    return sorted(path for path in HOME.iterdir() if path.suffix == ".py" or path.is_dir())
-
-
 def test_every_room_is_in_the_list() -> None:
     found = {path.stem for path in HOME.iterdir() if path.name[0] not in "_."}
     assert found - {"py", "default"} == set(ROOMS)  # py.typed and default.toml
