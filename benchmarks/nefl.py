@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.memory.prediction import Meter
 from sizewise.methods.nefl import NeFL
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import training_step
 from sizewise.surgery.step_sizes import Branch, StepSize
-from sizewise.surgery.submodels import Submodel, published
+from sizewise.surgery.submodels import ScaledModel, published
 from sizewise.training.task import ModelConfig, Task
 
 IMAGE, BATCH, CLASSES = (3, 16, 16), 32, 10
@@ -82,7 +82,7 @@ def times_zero(method: NeFL, kept: Sequence[int]) -> nn.Module:
     return model
 
 
-def measure(method: NeFL, chosen: Sequence[Submodel], repeats: int, steps: int) -> list[str]:
+def measure(method: NeFL, chosen: Sequence[ScaledModel], repeats: int, steps: int) -> list[str]:
     """Return a model's rows of the table."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn((BATCH, *IMAGE), generator=generator)
@@ -90,7 +90,7 @@ def measure(method: NeFL, chosen: Sequence[Submodel], repeats: int, steps: int) 
     (stage,) = method.stages(0)
     every = tuple(range(len(method.parts.blocks)))
     kept = [every if submodel.blocks is None else submodel.blocks for submodel in chosen]
-    ours = [Case(method.build(Piece(f"{b}", {"blocks": list(b)}))) for b in kept]
+    ours = [Case(method.build(Submodel(f"{b}", {"blocks": list(b)}))) for b in kept]
     theirs = [Case(times_zero(method, blocks)) for blocks in kept[:-1]]
     for turn in range(1 + repeats):
         for case in (*ours, *theirs):

@@ -11,7 +11,7 @@ import torch
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -97,14 +97,14 @@ def devices_of(task: Task) -> list[Device]:
     ]
 
 
-def do_round(site: Site, state: State, round_index: int) -> tuple[State, list[Update]]:
+def do_round(runner: DeviceRunner, state: State, round_index: int) -> tuple[State, list[Update]]:
     """Train all three devices; return the next state and what they sent."""
-    method, devices = site.method, devices_of(site.method.task)
+    method, devices = runner.method, devices_of(runner.method.task)
     plans = [
         method.plan(state, replace(device, turn=3 * round_index + device.id), round_index)
         for device in devices
     ]
-    updates = list(LocalEngine(site).train(state, plans))
+    updates = list(LocalEngine(runner).train(state, plans))
     assert all(isinstance(update, Update) for update in updates), updates
     return method.merge(state, updates), updates  # type: ignore[arg-type, return-value]
 
@@ -114,9 +114,9 @@ def federate(dataset: Dataset, partition: Partition) -> Callable[..., State]:
     """Return a function that runs a method for some rounds, all three devices in each."""
 
     def run(method: Method, rounds: int = 2) -> State:
-        site, state = Site(method, dataset, partition), method.setup()
+        runner, state = DeviceRunner(method, dataset, partition), method.setup()
         for round_index in range(rounds):
-            state, _ = do_round(site, state, round_index)
+            state, _ = do_round(runner, state, round_index)
         return state
 
     return run

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -99,8 +99,8 @@ def make_task(
     return Task(named, chosen, image, CLASSES, 0, 3, tuple(budgets), tuple(ratios))
 
 
-def make_site(method: Method) -> Site:
-    """Return a site with three devices of 12, 9 and 15 samples."""
+def make_runner(method: Method) -> DeviceRunner:
+    """Return a runner with three devices of 12, 9 and 15 samples."""
     generator = torch.Generator().manual_seed(0)
     image = method.task.image
 
@@ -112,7 +112,7 @@ def make_site(method: Method) -> Site:
 
     dataset = Dataset("tiny", *draw(36), *draw(12), ("a", "b", "c"), (0.3,) * image[0], (0.2,))
     order = torch.randperm(36, generator=generator)
-    return Site(method, dataset, Partition(order, torch.tensor([0, 12, 21, 36])))
+    return DeviceRunner(method, dataset, Partition(order, torch.tensor([0, 12, 21, 36])))
 
 
 def plan_for(
@@ -136,9 +136,9 @@ def start(method: Depthwise, *plans: Plan) -> State:
     return method.extended(method.setup(), [plan.piece for plan in plans])
 
 
-def train(site: Site, state: State, plan: Plan) -> Update:
+def train(runner: DeviceRunner, state: State, plan: Plan) -> Update:
     """Do a device's work, which must not be refused."""
-    update = site.train(state, plan)
+    update = runner.train(state, plan)
     assert isinstance(update, Update), update
     return update
 

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 
 
 def do_round(
-    site: Site, state: State, round_index: int, devices: Sequence[Device]
+    runner: DeviceRunner, state: State, round_index: int, devices: Sequence[Device]
 ) -> tuple[State, list[Update]]:
     """Train devices, check what they send, merge it, and let the devices remember."""
-    method = site.method
+    method = runner.method
     plans = [method.plan(state, device, round_index) for device in devices]
     updates: list[Update] = []
-    for update in LocalEngine(site).train(state, plans):
+    for update in LocalEngine(runner).train(state, plans):
         assert isinstance(update, Update), update
         method.check(state, update)
         updates.append(update)

@@ -80,15 +80,15 @@ def test_names_only_and_an_export(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("as_array", [False, True])
 def test_a_tuple_of_tensors(dataset: Dataset, as_array: bool) -> None:
-    parts = [dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels]
+    parts = [dataset.train_inputs, dataset.train_labels, dataset.test_inputs, dataset.test_labels]
     given = tuple(part.numpy().astype(np.uint8) if as_array else part for part in parts)
     run = sizewise.federate("linear", given, **SMALL)
     assert run.dataset is not None
-    assert torch.equal(run.dataset.train_images, dataset.train_images)
+    assert torch.equal(run.dataset.train_inputs, dataset.train_inputs)
     assert run.dataset.class_names == ("0", "1", "2")
     assert "-tensors" in run.folder.name
     # Normalised by what is in it, not by what somebody else measured.
-    seen = run.dataset.transform()(run.dataset.train_images, None)
+    seen = run.dataset.transform()(run.dataset.train_inputs, None)
     assert float(seen.mean()) == pytest.approx(0, abs=1e-5)
 
 

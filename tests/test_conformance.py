@@ -33,7 +33,7 @@ from sizewise.data.partitions import Partition
 from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut, grid
@@ -72,14 +72,14 @@ def test_one_device_alone_puts_its_bits_where_they_belong(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     task = make_task("cnn", shares=(0.5, 1), weighting="equal")
-    site = Site(HeteroFL(task), dataset, partition)
-    state = site.method.setup()
-    update = site.train(state, site.method.plan(state, devices_of(task)[0], 0))
+    runner = DeviceRunner(HeteroFL(task), dataset, partition)
+    state = runner.method.setup()
+    update = runner.train(state, runner.method.plan(state, devices_of(task)[0], 0))
     assert isinstance(update, Update)
     assert update.plan.piece.size == "width 0.5"
-    merged = site.method.merge(state, [update]).tensors
+    merged = runner.method.merge(state, [update]).tensors
     expected = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    for local, slot in site.method.view(update.plan.piece).items():
+    for local, slot in runner.method.view(update.plan.piece).items():
         index = ... if slot.index is None else grid(slot.index, expected[slot.name].shape)
         expected[slot.name][index] = update.tensors[local]
     assert all(torch.equal(merged[name], expected[name]) for name in expected)
@@ -90,9 +90,9 @@ def test_nested_widths_overlap_is_the_mean(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     method = HeteroFL(make_task(args={"hidden": [6, 4]}, shares=(0.5, 1)))
-    state, site = method.setup(), Site(method, dataset, partition)
+    state, runner = method.setup(), DeviceRunner(method, dataset, partition)
     plans = [method.plan(state, device, 0) for device in devices_of(method.task)[:2]]
-    small, large = (site.train(state, plan) for plan in plans)
+    small, large = (runner.train(state, plan) for plan in plans)
     assert isinstance(small, Update)
     assert isinstance(large, Update)
     assert (small.samples, large.samples) == (5, 10)
@@ -123,9 +123,9 @@ def test_rows_of_classes_that_nobody_owns_are_unchanged(make_task: Tasks, datase
     partition = Partition(torch.cat(rows), torch.tensor([0, len(rows[0]), 20]))
     task = make_task(shares=(0.5, 1))
     method = HeteroFL(task, HeteroFL.Options(mask_labels=True))
-    state, site = method.setup(), Site(method, dataset, partition)
+    state, runner = method.setup(), DeviceRunner(method, dataset, partition)
     plans = [method.plan(state, device, 0) for device in devices_of(task)[:2]]
-    updates = [site.train(state, plan) for plan in plans]
+    updates = [runner.train(state, plan) for plan in plans]
     merged = method.merge(state, updates).tensors  # type: ignore[arg-type]
     for name in ("head.weight", "head.bias"):
         assert torch.equal(merged[name][1], state.tensors[name][1])
@@ -213,10 +213,10 @@ def test_untouched_bases_are_unchanged(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     method = SplitMix(make_task("cnn", shares=(0.25, 0.5)), SplitMix.Options(0.25, "ratio"))
-    state, site = method.setup(), Site(method, dataset, partition)
+    state, runner = method.setup(), DeviceRunner(method, dataset, partition)
     plan = method.plan(state, devices_of(method.task)[1], 0)
     (first, second) = plan.piece.cut["bases"]
-    merged = method.merge(state, [site.train(state, plan)]).tensors  # type: ignore[list-item]
+    merged = method.merge(state, [runner.train(state, plan)]).tensors  # type: ignore[list-item]
     for name, tensor in state.tensors.items():
         trained = name.split(".")[1] in (str(first), str(second))
         assert torch.equal(merged[name], tensor) != trained, name
@@ -245,8 +245,8 @@ def test_corner_is_the_mean_of_exactly_the_devices_that_hold_it(
 ) -> None:
     task = make_task(args={"hidden": [4, 4]}, shares=(0.25, 0.5, 1))
     method = FjORD(task, FjORD.Options(widths=(0.25, 0.5, 1), assign="ratio"))
-    site, state = Site(method, dataset, partition), method.setup()
-    merged, updates = do_round(site, state, 0)
+    runner, state = DeviceRunner(method, dataset, partition), method.setup()
+    merged, updates = do_round(runner, state, 0)
     name = "blocks.0.linear.weight"
     sent = [u.tensors[name if u.plan.device == 0 else f"widest.{name}"] for u in updates]
     assert [tuple(tensor.shape) for tensor in sent] == [(1, 1), (2, 2), (4, 4)]
@@ -303,9 +303,9 @@ def test_mixed_budgets(case: str, make_task: Tasks, dataset: Dataset, partition:
     recipe = {"norm": "tracked" if name in ("fedrolex", "feddropout") else "per_width_stats"}
     task = make_task("cnn", {"layers": [8, 16]}, shares=(0.25, 0.5, 1), **recipe)
     method = make(name, task, **options)
-    site, state = Site(method, dataset, partition), method.setup()
+    runner, state = DeviceRunner(method, dataset, partition), method.setup()
     for round_index in range(2):
-        merged, updates = do_round(site, state, round_index)
+        merged, updates = do_round(runner, state, round_index)
         covered = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.tensors.items()}
         for update in updates:
             view = method.view(update.plan.piece)
@@ -329,7 +329,7 @@ def test_mixed_budgets(case: str, make_task: Tasks, dataset: Dataset, partition:
         own = build().state_dict()
         for local, tensor in cut(state.tensors, method.view(piece)).items():
             assert torch.equal(own[local], tensor)
-    scores = LocalEngine(site).evaluate(state)
+    scores = LocalEngine(runner).evaluate(state)
     assert list(scores) == sizes
     assert all(math.isfinite(score.loss) and score.samples == 12 for score in scores.values())
 
@@ -372,7 +372,7 @@ def test_the_number_of_workers_does_not_change_a_bit(
     for name in ("one", "two"):
         folder = RunFolder.create(tmp_path / name, config)
         partitions.save(setting.partition, folder.partition)
-        engine: Engine = LocalEngine(Site(setting.method, setting.dataset, setting.partition))
+        engine: Engine = LocalEngine(DeviceRunner(setting.method, setting.dataset, setting.partition))
         if name == "two":
             pool.open(config, setting.method, setting.dataset, str(folder.partition))
             engine = pool

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from depth_cases import make_site, make_task, plan_for, start, train, whole_peak
+from depth_cases import make_runner, make_task, plan_for, start, train, whole_peak
 from sizewise.exchange.plan import Plan
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -26,10 +26,10 @@ from sizewise.surgery.blockwise import Blocks, skip_link
 
 
 def rounds(method: Method, budget: int | None) -> State:
-    site, state = make_site(method), method.setup()
+    runner, state = make_runner(method), method.setup()
     for number in range(2):
         plans = [method.plan(state, Device(device, "any", budget), number) for device in range(3)]
-        state = method.merge(state, [train(site, state, plan) for plan in plans])
+        state = method.merge(state, [train(runner, state, plan) for plan in plans])
     return state
 
 
@@ -48,10 +48,10 @@ def test_taken_apart_into_one_run_it_is_fedavg_bit_for_bit() -> None:
     task = make_task(epochs=2)
     fedepth = FeDepth(task)
     plan = plan_for(fedepth, [(0, 4)], device=2)
-    found = train(make_site(fedepth), fedepth.setup(), plan).tensors
+    found = train(make_runner(fedepth), fedepth.setup(), plan).tensors
     average = FedAvg(task)
     state = average.setup()
-    expected = train(make_site(average), state, average.plan(state, Device(2, "any"), 0)).tensors
+    expected = train(make_runner(average), state, average.plan(state, Device(2, "any"), 0)).tensors
     assert found.keys() == {f"model.{name}" for name in expected}
     assert all(torch.equal(found[f"model.{name}"], expected[name]) for name in expected)
 
@@ -62,8 +62,8 @@ def test_frozen_tensors_are_bit_identical(options: dict[str, Any]) -> None:
     task = make_task(epochs=2, momentum=0.9, weight_decay=0.1, norm="tracked")
     fedepth = FeDepth(task, FeDepth.Options(**options))
     plan = plan_for(fedepth, [(0, 1), (1, 2), (2, 4)])
-    state, site = start(fedepth, plan), make_site(fedepth)
-    earlier = [train(site, state, replace(plan, stages=plan.stages[: n + 1])) for n in range(3)]
+    state, runner = start(fedepth, plan), make_runner(fedepth)
+    earlier = [train(runner, state, replace(plan, stages=plan.stages[: n + 1])) for n in range(3)]
     for after, update in enumerate(earlier):
         for name, tensor in update.tensors.items():
             frozen = name.startswith(("model.stem", "model.blocks", "exits"))
@@ -98,7 +98,7 @@ def test_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> None:
     fedepth = FeDepth(make_task(weight_decay=0.1, norm="tracked"))
     plan = plan_for(fedepth, [(0, 1), (1, 2), (2, 3)][:stages])
     state = start(fedepth, plan)
-    update = train(make_site(fedepth), state, plan)
+    update = train(make_runner(fedepth), state, plan)
     own = fedepth.module(plan.piece).state_dict()
     for number in range(4):
         for name, tensor in state.tensors.items():
@@ -114,7 +114,7 @@ def test_only_the_first_model_is_sent() -> None:
     plan = Plan(0, 0, "rich", schedule.piece, (replace(schedule.stages[0], lr=0.05),))
     state = fedepth.setup()
     assert fedepth.view(plan.piece).keys() == {f"model.{name}" for name in state.tensors}
-    update = train(make_site(fedepth), state, plan)
+    update = train(make_runner(fedepth), state, plan)
     assert update.tensors.keys() == fedepth.view(plan.piece).keys()
     assert update.memory.keys() == {
         f"peers.{number}.{name}" for number in (0, 1) for name in state.tensors

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sizewise import config as configs
 from sizewise.errors import CheckpointError, ConfigError, DataError, ModelError
-from sizewise.exchange.plan import Stage
+from sizewise.exchange.plan import TrainingStage
 from sizewise.families.base import Method
 from sizewise.runs import preparation, session
 
@@ -181,18 +181,18 @@ def test_stages_do_not_pay_for_the_gradients_of_earlier_ones(dataset, partition,
     class TwoStages(Method):
         def stages(self, round_index):
             return (
-                Stage(0.1, 1, ("stem", "head"), "ends"),
-                Stage(0.1, 1, ("blocks",), "blocks"),
+                TrainingStage(0.1, 1, ("stem", "head"), "ends"),
+                TrainingStage(0.1, 1, ("blocks",), "blocks"),
             )
 
-    from sizewise.engines.site import Site
+    from sizewise.engines.device_runner import DeviceRunner
     from sizewise.fleet.devices import Device
 
     method = TwoStages(make_task(args={"hidden": [40, 30]}, batch=4))
     state = method.setup()
     plan = method.plan(state, Device(2, "any"), 0)
     plan = replace(plan, budget=plan.predicted)
-    update = Site(method, dataset, partition).train(state, plan)
+    update = DeviceRunner(method, dataset, partition).train(state, plan)
     assert update.peak_bytes == plan.predicted
 
 
@@ -262,7 +262,7 @@ def test_a_file_named_like_a_standard_module_does_no_harm(tmp_path):
 
 
 def test_shared_memory_that_cannot_be_had_is_one_sentence(monkeypatch):
-    from sizewise.engines.arena import Arena
+    from sizewise.engines.shared_tensors import SharedTensors
     from sizewise.errors import EngineError
 
     def full(*arguments):
@@ -270,4 +270,4 @@ def test_shared_memory_that_cannot_be_had_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(EngineError, match=r"engine\.workers to 1"):
-        Arena().write({"w": torch.zeros(10)})
+        SharedTensors().write({"w": torch.zeros(10)})

@@ -19,7 +19,7 @@ from sizewise.data import texts
 from sizewise.data.partitions import Partition
 from sizewise.data.silos import join
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.fleet.devices import Device
@@ -36,12 +36,12 @@ def run(name: str, task: Task, rounds: int = 1) -> tuple[dict[str, float], list[
     """Train a device of each budget; return the score of each size, and the loss of each round."""
     losses = []
     method = methods.find(name)(task)
-    site = text_site(method)
+    runner = text_site(method)
     state = method.setup()
     for number in range(rounds):
         devices = [Device(i, "any", budget) for i, budget in enumerate(task.budgets)]
         plans = [method.plan(state, device, number) for device in devices]
-        outcomes = [site.train(state, plan) for plan in plans]
+        outcomes = [runner.train(state, plan) for plan in plans]
         for plan, outcome in zip(plans, outcomes, strict=True):
             assert isinstance(outcome, Update), outcome
             assert outcome.peak_bytes is not None
@@ -49,7 +49,7 @@ def run(name: str, task: Task, rounds: int = 1) -> tuple[dict[str, float], list[
         remembered = {each.plan.device: each.memory for each in outcomes if each.memory}
         state = replace(method.merge(state, outcomes), devices={**state.devices, **remembered})
         losses.append(fmean(outcome.loss for outcome in outcomes))
-    scores = LocalEngine(site).evaluate(state)
+    scores = LocalEngine(runner).evaluate(state)
     return {size: score.values(task.metric)[0] for size, score in scores.items()}, losses
 
 
@@ -75,10 +75,10 @@ def test_tags_and_scores(name: str, target: Any) -> None:
 def test_masked_tags_train_within_their_bytes(name: str) -> None:
     found = methods.find(name)
     method = found(text_task("tags"), found.Options(mask_labels=True))
-    site, state = text_site(method), method.setup()
+    runner, state = text_site(method), method.setup()
     for number in range(3):
         plan = method.plan(state, Device(number, "any"), 0)
-        update = site.train(state, plan)
+        update = runner.train(state, plan)
         assert isinstance(update, Update), update
         assert update.peak_bytes == plan.predicted
 
@@ -86,9 +86,9 @@ def test_masked_tags_train_within_their_bytes(name: str) -> None:
 def test_rows_of_tags_are_those_of_the_devices_texts() -> None:
     found = methods.find("heterofl")
     method = found(text_task("tags", weight_decay=0.0), found.Options(mask_labels=True))
-    site, state = text_site(method), method.setup()
+    runner, state = text_site(method), method.setup()
     plans = [method.plan(state, Device(number, "any"), 0) for number in range(3)]
-    updates = [site.train(state, plan) for plan in plans]
+    updates = [runner.train(state, plan) for plan in plans]
     for update in updates:
         assert isinstance(update, Update)
         # Nobody has tag 2, and padding, -100, is none.
@@ -133,11 +133,11 @@ def test_devices_of_each_depth_stay_within_their_bytes() -> None:
     (stage,) = free.stages(0)
     costs = [free.footprint(free.trainee(depth), stage).peak for depth in (1, 2, 3)]
     method = found(replace(text_task(budgets=costs), enforce=True), options)
-    site, state = text_site(method), method.setup()
+    runner, state = text_site(method), method.setup()
     for number, cost in enumerate(costs):
         plan = method.plan(state, Device(number, "any", cost), 0)
         assert plan.piece.cut == {"exits": [number + 1]}
-        update = site.train(state, plan)
+        update = runner.train(state, plan)
         assert isinstance(update, Update)
         assert update.peak_bytes == plan.predicted == cost
     with pytest.raises(BudgetTooSmall):
@@ -171,15 +171,15 @@ def test_silos_have_heads_of_their_own_and_share_the_rest() -> None:
     data = join([replace(first, name="ner/a"), replace(second, name="ner/b")])
     task = replace(text_task("tags", weight_decay=0.0), classes=6, silos=data.silos, devices=2)
     method = methods.find("fedavg")(task)
-    site = Site(method, data, Partition(torch.arange(72), torch.tensor([0, 36, 72])))
+    runner = DeviceRunner(method, data, Partition(torch.arange(72), torch.tensor([0, 36, 72])))
     state = method.setup()
     for number in (0, 1):
-        update = site.train(state, method.plan(state, Device(number, "any", None), 0))
+        update = runner.train(state, method.plan(state, Device(number, "any", None), 0))
         assert isinstance(update, Update)
         moved = update.tensors["head.classifier.weight"] != state.tensors["head.classifier.weight"]
         rows = moved.any(1).view(2, 3).all(1).tolist()
         assert rows == [number == 0, number == 1]
-    (score,) = LocalEngine(site).evaluate(state).values()
+    (score,) = LocalEngine(runner).evaluate(state).values()
     assert len(score.values("entities", 2)) == 2
 
 

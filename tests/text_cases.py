@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sizewise.data.dataset import Dataset, Target
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.families.base import Method
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import IGNORED
@@ -67,10 +67,10 @@ def text_dataset(target: Target = "class") -> Dataset:
     return Dataset("toy texts", *samples, NAMES[target], (), (), **facts)
 
 
-def text_site(method: Method) -> Site:
-    """Return a site with three devices of 12 texts each."""
+def text_site(method: Method) -> DeviceRunner:
+    """Return a runner with three devices of 12 texts each."""
     partition = Partition(torch.arange(36), torch.tensor([0, 12, 24, 36]))
-    return Site(method, text_dataset(method.task.target), partition)
+    return DeviceRunner(method, text_dataset(method.task.target), partition)
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "un", "##even"]

@@ -25,7 +25,7 @@ def main() -> None:
         chosen = torch.randperm(workload.clients, generator=generator)[: workload.per_round]
         for client in chosen.tolist():
             rows = slice(client * workload.samples, (client + 1) * workload.samples)
-            images, labels = data.train_images[rows], data.train_labels[rows]
+            images, labels = data.train_inputs[rows], data.train_labels[rows]
             model.load_state_dict(weights)
             steps = work.train_client(model, images, labels, workload.batch, generator)
             for name, tensor in model.state_dict().items():

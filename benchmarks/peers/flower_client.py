@@ -34,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     number = int(context.node_config["partition-id"])
     rows = slice(number * workload.samples, (number + 1) * workload.samples)
-    images, labels = data.train_images[rows], data.train_labels[rows]
+    images, labels = data.train_inputs[rows], data.train_labels[rows]
     steps = work.train_client(model, images, labels, workload.batch, generator)
     counts = {"num-examples": len(labels), "steps": steps, "clients": 1}
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(counts)}

@@ -63,7 +63,7 @@ def user_data(
         report.count(clients=1, steps=0, samples=0)
         first = number * workload.samples
         rows = first + torch.randperm(workload.samples, generator=generator)
-        images = work.normalise(data.train_images[rows])
+        images = work.normalise(data.train_inputs[rows])
         return Dataset((images, data.train_labels[rows]), user_id=str(number))
 
     return make

@@ -23,9 +23,9 @@ def make_dataset(workload: work.Workload) -> Dataset:
     channels = workload.image[0]
     return Dataset(
         "peers",
-        data.train_images,
+        data.train_inputs,
         data.train_labels,
-        data.test_images,
+        data.test_inputs,
         data.test_labels,
         tuple(map(str, range(work.CLASSES))),
         (work.MEAN,) * channels,

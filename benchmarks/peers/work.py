@@ -68,9 +68,9 @@ WORKLOADS = {
 class Data:
     """Images as bytes, (N, C, H, W), and their labels; client k owns the k-th run of rows."""
 
-    train_images: Tensor
+    train_inputs: Tensor
     train_labels: Tensor
-    test_images: Tensor
+    test_inputs: Tensor
     test_labels: Tensor
 
 
@@ -143,7 +143,7 @@ def train_client(
 def score(model: nn.Module, data: Data) -> tuple[float, float]:
     """Return the loss and the accuracy of a model on the test set."""
     model.eval()
-    logits = model(normalise(data.test_images))
+    logits = model(normalise(data.test_inputs))
     right = (logits.argmax(1) == data.test_labels).float().mean()
     return float(F.cross_entropy(logits, data.test_labels)), float(right)
 

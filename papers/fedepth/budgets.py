@@ -17,7 +17,7 @@ from sizewise.fleet.devices import SCENARIOS, FleetConfig, make_fleet
 from sizewise.methods import find
 from sizewise.runs.preparation import bytes_of_ratio, bytes_of_share
 from sizewise.steps.recipe import Recipe
-from sizewise.training.frugal import Frugal
+from sizewise.training.low_memory_inference import LowMemoryInference
 from sizewise.training.loop import Shard
 from sizewise.training.task import ModelConfig, Task
 
@@ -53,7 +53,7 @@ def lines(scenario: str, name: str, batch: int) -> list[str]:
         plan = method.plan(state, device, 0)
         update = method.train(plan, cut(state.tensors, method.view(plan.piece)), shard, {})
         model = task.build().eval()
-        frugal = Frugal(model, task.anatomy(model), task.inputs(batch), device.memory or 0)
+        frugal = LowMemoryInference(model, task.anatomy(model), task.inputs(batch), device.memory or 0)
         frugal(torch.randn(batch, *IMAGE))
         figures = (device.memory, plan.predicted, update.peak_bytes, frugal.peak)
         if max(figure or 0 for figure in figures[1:]) > (device.memory or 0):

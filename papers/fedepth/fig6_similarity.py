@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from sizewise import config
 from sizewise.data.augment import Transform
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.runs import preparation
 from sizewise.runs.preparation import Setting
@@ -49,11 +49,11 @@ SPLITS = {
 
 def clients(setting: Setting) -> Iterator[nn.Module]:
     """Yield every client's model after its local training; valid until the next one."""
-    method, site = setting.method, Site(setting.method, setting.dataset, setting.partition)
+    method, runner = setting.method, DeviceRunner(setting.method, setting.dataset, setting.partition)
     state = method.setup()
     for number in range(setting.fleet.total):
         plan = method.plan(state, setting.fleet.device(number, 0), 0)
-        outcome = site.train(state, plan)
+        outcome = runner.train(state, plan)
         if not isinstance(outcome, Update):
             raise SystemExit(outcome.reason)
         yield method.copy(plan.piece).load({**state.tensors, **outcome.tensors})
@@ -109,7 +109,7 @@ def similarities(settings: list[str]) -> dict[str, list[list[float]]]:
     """Return, for each measure and layer, the similarity of every pair of clients."""
     setting = preparation.prepare(config.load(None, [*COMMON, *settings]))
     data = setting.dataset
-    images = Transform("none", data.mean, data.std)(data.test_images, None)
+    images = Transform("none", data.mean, data.std)(data.test_inputs, None)
     outputs = [features(module, images) for module in clients(setting)]
     layers = list(zip(*outputs, strict=True))
     return {

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from sizewise import config
 from sizewise.common import rng
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.families.disclosure import Blur
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, float]] = {
 }
 
 
-def prepared(data: str) -> Site:
+def prepared(data: str) -> DeviceRunner:
     """Return the method and the data of a small federation."""
     chosen = config.from_dict(
         {
@@ -55,35 +55,35 @@ def prepared(data: str) -> Site:
         }
     )
     setting = preparation.prepare(chosen)
-    return Site(setting.method, setting.dataset, setting.partition)
+    return DeviceRunner(setting.method, setting.dataset, setting.partition)
 
 
-def trained(site: Site, state: State, round_index: int, devices: range) -> list[Update]:
+def trained(runner: DeviceRunner, state: State, round_index: int, devices: range) -> list[Update]:
     """Return what devices send in a round."""
     from sizewise.fleet.devices import Device
 
-    plans = [site.method.plan(state, Device(number, "any"), round_index) for number in devices]
-    updates = [site.train(state, plan) for plan in plans]
+    plans = [runner.method.plan(state, Device(number, "any"), round_index) for number in devices]
+    updates = [runner.train(state, plan) for plan in plans]
     return [update for update in updates if isinstance(update, Update)]
 
 
-def after_some_rounds(site: Site) -> State:
+def after_some_rounds(runner: DeviceRunner) -> State:
     """Return the state that the victim's round starts from."""
-    state = site.method.setup()
+    state = runner.method.setup()
     for round_index in range(ROUNDS):
-        updates = trained(site, state, round_index, range(4))
-        state = site.method.merge(state, updates)
+        updates = trained(runner, state, round_index, range(4))
+        state = runner.method.merge(state, updates)
         state = replace(state, devices={u.plan.device: u.memory for u in updates})
     return state
 
 
-def originals(site: Site) -> Tensor:
+def originals(runner: DeviceRunner) -> Tensor:
     """Return the images whose features the victim shares: its last batch of full size."""
-    rows = site.partition.shard(VICTIM)
-    generator = rng.torch_generator(site.method.task.seed, "batches", ROUNDS, VICTIM)
+    rows = runner.partition.shard(VICTIM)
+    generator = rng.torch_generator(runner.method.task.seed, "batches", ROUNDS, VICTIM)
     order = rows[torch.randperm(len(rows), generator=generator)]
     last = [batch for batch in torch.split(order, BATCH) if len(batch) == BATCH][-1]
-    return site.transform(site.dataset.train_images[last], None)
+    return runner.transform(runner.dataset.train_inputs[last], None)
 
 
 def attack(
@@ -123,23 +123,23 @@ def main() -> None:
     parser.add_argument("--data", default="digits")
     data = parser.parse_args().data
     torch.set_num_threads(1)  # as in a run
-    site = prepared(data)
-    state, truth = after_some_rounds(site), originals(site)
-    everything = site.transform(site.dataset.train_images, None)
-    scale = site.transform._scale, site.transform._shift
+    runner = prepared(data)
+    state, truth = after_some_rounds(runner), originals(runner)
+    everything = runner.transform(runner.dataset.train_inputs, None)
+    scale = runner.transform._scale, runner.transform._shift
     bounds = torch.stack([scale[1], 255 * scale[0] + scale[1]])
     spread = float((bounds[1] - bounds[0]).mean())
     rows, signals = {"original": truth}, dict[float | None, float]()
     lines = ["| | error of a pixel, % | recognised | signal to noise |", "|---|---|---|---|"]
     for name, options in SETTINGS.items():
-        method = FedIN(site.method.task, FedIN.Options(**options))
-        (update,) = trained(replace(site, method=method), state, ROUNDS, range(VICTIM, VICTIM + 1))
+        method = FedIN(runner.method.task, FedIN.Options(**options))
+        (update,) = trained(replace(runner, method=method), state, ROUNDS, range(VICTIM, VICTIM + 1))
         stem = method.build(update.plan.piece).stem  # type: ignore[union-attr]
         sent = {n.removeprefix("stem."): t for n, t in update.tensors.items() if n[:5] == "stem."}
         stem.load_state_dict(sent)  # type: ignore[union-attr]
         features = update.shared[EARLY]
         clip = options.get("clip")
-        found = attack(stem, features, site.dataset.shape, bounds, clip)  # type: ignore[arg-type]
+        found = attack(stem, features, runner.dataset.shape, bounds, clip)  # type: ignore[arg-type]
         rows[name] = found
         error = float((found - truth).abs().mean()) / spread
         apart = torch.cdist(found.flatten(1), everything.flatten(1))

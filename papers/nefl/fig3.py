@@ -25,7 +25,7 @@ from torch import nn
 
 from sizewise import config
 from sizewise.exchange import checkpoint
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.methods.nefl import NeFL
 from sizewise.runs import preparation
@@ -37,7 +37,7 @@ Table = dict[str, dict[str, float]]
 """A number for each submodel, and in it for each block or layer by name."""
 
 
-def submodels(folder: Path) -> dict[str, tuple[NeFL, Piece, State]]:
+def submodels(folder: Path) -> dict[str, tuple[NeFL, Submodel, State]]:
     """Return what is needed to fill each submodel of a finished run, smallest first."""
     final = folder / "final.safetensors"
     if not final.is_file():
@@ -50,7 +50,7 @@ def submodels(folder: Path) -> dict[str, tuple[NeFL, Piece, State]]:
     newest = checkpoint.newest(folder / "checkpoints")
     if newest is not None:  # The run's own list: names of submodels may have changed since.
         listed = checkpoint.read_tensors(newest)[1]["extras"]["submodels"]
-        pieces = [Piece(entry["size"], entry["cut"]) for entry in listed]
+        pieces = [Submodel(entry["size"], entry["cut"]) for entry in listed]
     else:
         pieces = list(method.submodels)
     return {piece.size: (method, piece, State(tensors)) for piece in pieces}

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
     from sizewise.exchange.coverage_mean import CoverageMean
-    from sizewise.exchange.plan import Piece, Plan, Refusal, Stage, Update
+    from sizewise.exchange.plan import Submodel, Plan, Refusal, TrainingStage, Update
     from sizewise.exchange.state import State
-    from sizewise.exchange.view import Slot, View
+    from sizewise.exchange.view import TensorSlice, View
     from sizewise.families.base import Method
     from sizewise.fleet.devices import Device, Fleet
     from sizewise.memory.prediction import Footprint, Meter, OutOfBudget, predict
@@ -36,10 +36,10 @@ _HOMES = {
     "memory.prediction": ("Footprint", "Meter", "OutOfBudget", "predict"),
     "exchange.coverage_mean": ("CoverageMean",),
     "families.base": ("Method",),
-    "exchange.plan": ("Piece", "Plan", "Refusal", "Stage", "Update"),
+    "exchange.plan": ("Submodel", "Plan", "Refusal", "TrainingStage", "Update"),
     "steps.recipe": ("Recipe",),
     "exchange.state": ("State",),
-    "exchange.view": ("Slot", "View"),
+    "exchange.view": ("TensorSlice", "View"),
 }
 
 __all__ = [
@@ -55,13 +55,13 @@ __all__ = [
     "Meter",
     "Method",
     "OutOfBudget",
-    "Piece",
+    "Submodel",
     "Plan",
     "Recipe",
     "Refusal",
     "SizewiseError",
-    "Slot",
-    "Stage",
+    "TensorSlice",
+    "TrainingStage",
     "Staged",
     "State",
     "Update",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sizewise.common.structure import Bytes, build, format_bytes, nearest, parse_bytes, plain
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece, Plan, Stage
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage
 
 UNITS = {"": 1, "B": 1, "k": 10**3, "KB": 10**3, "MB": 10**6, "mb": 10**6, "GB": 10**9}
 BINARY = {"KiB": 2**10, "MiB": 2**20, "mib": 2**20, "GiB": 2**30}
@@ -135,7 +135,7 @@ def test_plain_leaves_out_none_and_init_false_comes_back() -> None:
 
 
 stages = st.builds(
-    Stage,
+    TrainingStage,
     st.floats(0, 1),
     st.integers(1, 9),
     st.none() | st.lists(st.text(max_size=4), max_size=3).map(tuple),
@@ -147,7 +147,7 @@ plans = st.builds(
     st.integers(0),
     st.integers(0),
     st.text(),
-    st.builds(Piece, st.text(), cuts),
+    st.builds(Submodel, st.text(), cuts),
     st.lists(stages, max_size=3).map(tuple),
     st.none() | st.integers(1),
     st.none() | st.integers(1),

@@ -20,7 +20,7 @@ from sizewise.cutting.shrinking import resize, shrink, view
 from sizewise.cutting.verification import masked, verify
 from sizewise.errors import ModelError
 from sizewise.exchange.coverage_mean import CoverageMean
-from sizewise.exchange.view import Slot, cut, grid
+from sizewise.exchange.view import TensorSlice, cut, grid
 from sizewise.memory.meter import Meter
 from sizewise.memory.prediction import predict
 from sizewise.models import build
@@ -172,7 +172,7 @@ def test_bytes_of_a_training_step_fall_with_the_ratio(name: str) -> None:
 def test_whole_width_is_the_model_itself(name: str) -> None:
     model, channels = traced(name)
     kept = keep(channels, 1)
-    assert view(channels, kept) == {local: Slot(local) for local in model.state_dict()}
+    assert view(channels, kept) == {local: TensorSlice(local) for local in model.state_dict()}
     small = shrink(model, channels, kept)
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in small.state_dict().items())
     assert repr(small) == repr(model)
@@ -232,7 +232,7 @@ def test_neighbours_are_slices_and_others_are_lists() -> None:
     rows, columns = index([0, 3])  # type: ignore[misc]
     assert rows.tolist() == [0, 3]
     assert columns == slice(None)
-    assert view(channels, {"0.weight:0": torch.tensor([2])})["1.bias"] == Slot("1.bias")
+    assert view(channels, {"0.weight:0": torch.tensor([2])})["1.bias"] == TensorSlice("1.bias")
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -37,11 +37,11 @@ def folder(tmp_path: Path, dataset: Dataset) -> Path:
 
 def others(dataset: Dataset) -> dict[str, Dataset]:
     """Return data sets that differ from another one in a single thing."""
-    images, labels = dataset.train_images.clone(), dataset.test_labels.clone()
+    images, labels = dataset.train_inputs.clone(), dataset.test_labels.clone()
     images[7, 0, 2, 2] += 1
     labels[3] = (labels[3] + 1) % 3
     return {
-        "a pixel": replace(dataset, train_images=images),
+        "a pixel": replace(dataset, train_inputs=images),
         "a test label": replace(dataset, test_labels=labels),
         "the mean": replace(dataset, mean=(0.31,)),
         "a class": replace(dataset, class_names=("a", "b", "d")),
@@ -59,13 +59,13 @@ def test_the_hash_is_that_of_all_but_the_name(dataset: Dataset) -> None:
 def test_every_image_counts_of_large_data_too(dataset: Dataset) -> None:
     many = replace(
         dataset,
-        train_images=torch.zeros(5000, 1, 1, 1, dtype=torch.uint8),
+        train_inputs=torch.zeros(5000, 1, 1, 1, dtype=torch.uint8),
         train_labels=torch.zeros(5000, dtype=torch.int64),
-        test_images=torch.zeros(12, 1, 1, 1, dtype=torch.uint8),
+        test_inputs=torch.zeros(12, 1, 1, 1, dtype=torch.uint8),
     )
-    images = many.train_images.clone()
+    images = many.train_inputs.clone()
     images[1] = 1
-    assert memory.identity(many) != memory.identity(replace(many, train_images=images))
+    assert memory.identity(many) != memory.identity(replace(many, train_inputs=images))
 
 
 def test_the_folder_names_the_data(folder: Path, dataset: Dataset) -> None:
@@ -138,7 +138,7 @@ def test_workers_and_images_that_are_augmented_once(dataset: Dataset, tmp_path: 
 
 
 def test_sessions_refuse_what_is_no_dataset(folder: Path, dataset: Dataset, tmp_path: Path) -> None:
-    images: Any = dataset.train_images
+    images: Any = dataset.train_inputs
     for attempt in (
         lambda: session.started(config.from_dict(TABLES), tmp_path / "new", images).__enter__(),
         lambda: session.resumed(folder, images).__enter__(),

@@ -98,18 +98,18 @@ def test_digits_are_scikit_learns() -> None:
     assert data.shape == (1, 8, 8)
     assert (len(data.train_labels), len(data.test_labels), data.classes) == (1437, 360, 10)
     theirs = np.rint(load_digits().images * 255 / 16).astype(np.uint8)
-    ours = torch.cat([data.train_images, data.test_images]).squeeze(1).numpy()
+    ours = torch.cat([data.train_inputs, data.test_inputs]).squeeze(1).numpy()
     assert sorted(map(bytes, ours)) == sorted(map(bytes, theirs))
     assert data.train_labels.bincount().min() >= 139
     assert data.test_labels.bincount().min() >= 34
-    assert data.train_images.is_contiguous()
+    assert data.train_inputs.is_contiguous()
 
 
 def test_digits_do_without_the_bundled_file(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sources.load("digits")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     after = sources.load("digits")
-    assert torch.equal(before.train_images, after.train_images)
+    assert torch.equal(before.train_inputs, after.train_inputs)
     assert torch.equal(before.test_labels, after.test_labels)
 
 
@@ -126,13 +126,13 @@ def test_cifar10_tiny_is_decoded_exactly(no_reading: Callable[[], None]) -> None
     path = shared_data("cifar10-tiny")
     data = sources.load(str(path))
     assert data.name == "cifar10-tiny"
-    assert data.train_images.shape == (2000, 3, 32, 32)
-    assert data.test_images.shape == (1000, 3, 32, 32)
+    assert data.train_inputs.shape == (2000, 3, 32, 32)
+    assert data.test_inputs.shape == (1000, 3, 32, 32)
     assert data.class_names[:2] == ("airplane", "automobile")
     assert data.train_labels.bincount().tolist() == [200] * 10
     rows = pq.read_table(next(path.glob("train-*.parquet"))).slice(1990).to_pylist()
     for row, image, label in zip(
-        rows, data.train_images[1990:], data.train_labels[1990:].tolist(), strict=True
+        rows, data.train_inputs[1990:], data.train_labels[1990:].tolist(), strict=True
     ):
         pixels = np.asarray(Image.open(BytesIO(row["img"]["bytes"])))
         assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels)
@@ -142,7 +142,7 @@ def test_cifar10_tiny_is_decoded_exactly(no_reading: Callable[[], None]) -> None
 
     no_reading()
     again = sources.load(str(path))
-    for field in ("train_images", "train_labels", "test_images", "test_labels"):
+    for field in ("train_inputs", "train_labels", "test_inputs", "test_labels"):
         assert torch.equal(getattr(again, field), getattr(data, field))
     assert (again.class_names, again.mean, again.std) == (data.class_names, data.mean, data.std)
 
@@ -191,7 +191,7 @@ def test_hub_by_name_and_by_id(
     assert data.train_labels.tolist() == [0, 1, 2, 0, 1]
     assert sorted(data.test_labels.tolist()) == [0, 0, 1, 2]
     no_reading()
-    assert torch.equal(sources.load("some/owls").train_images, data.train_images)
+    assert torch.equal(sources.load("some/owls").train_inputs, data.train_inputs)
 
 
 def test_hub_femnist_holds_out_a_tenth(hub: dict[str, datasets.DatasetDict]) -> None:
@@ -202,7 +202,7 @@ def test_hub_femnist_holds_out_a_tenth(hub: dict[str, datasets.DatasetDict]) -> 
     data = sources.load("femnist")
     assert (len(data.train_labels), len(data.test_labels)) == (36, 4)
     assert data.groups is not None
-    numbers = data.train_images[:, 0, 0, 0]  # the first pixel is the picture's number
+    numbers = data.train_inputs[:, 0, 0, 0]  # the first pixel is the picture's number
     assert torch.equal(data.groups, numbers.long() % 4)
 
 
@@ -228,10 +228,10 @@ def test_grey_among_colour_becomes_colour(tmp_path: Path) -> None:
     mixed = split(pictures=[picture(0, "L"), picture(1, "RGB"), picture(2, "L")])
     path = folder(tmp_path / "mixed", train=mixed, test=split(pictures=[picture(0, "L")]))
     data = sources.load(str(path))
-    assert data.train_images.shape == (3, 3, 4, 4)
-    assert data.test_images.shape == (1, 3, 4, 4)
-    assert data.train_images[2, :, 0, 0].tolist() == [2, 2, 2]
-    assert data.test_images.is_contiguous()
+    assert data.train_inputs.shape == (3, 3, 4, 4)
+    assert data.test_inputs.shape == (1, 3, 4, 4)
+    assert data.train_inputs[2, :, 0, 0].tolist() == [2, 2, 2]
+    assert data.test_inputs.is_contiguous()
 
 
 def test_mixed_sizes_need_an_image_size(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_limits_are_fixed_samples(tmp_path: Path) -> None:
     path = str(folder(tmp_path / "some", train=split(pictures=pictures), test=split(20)))
     full = sources.load(path)
     data = sources.load(path, train_limit=12, test_limit=5)
-    numbers = data.train_images[:, 0, 0, 0].tolist()
+    numbers = data.train_inputs[:, 0, 0, 0].tolist()
     assert len(set(numbers)) == 12
     assert numbers == sorted(numbers)  # still in the order of the data set
     assert numbers != list(range(12))
@@ -270,7 +270,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: bytes | None) -> 
     # Written anew, not in place: the loaded tensors are mapped from the old file.
     file.unlink()
     file.write_bytes(intact[:-5] if damage is None else damage)
-    assert torch.equal(sources.load(path).train_images, data.train_images)
+    assert torch.equal(sources.load(path).train_inputs, data.train_inputs)
     assert file.read_bytes() == intact
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]
 

@@ -41,7 +41,7 @@ def test_sentences_with_classes(tmp_path: Path, tokenizer: str) -> None:
     rows = {"sentence": ["good film", "uneven film, bad film, bad"], "label": [1, 0], "idx": [0, 1]}
     path = write_parquet(tmp_path / "films", features, train=rows, test=rows)
     found = load(path, tokenizer)
-    assert found.train_images.tolist() == [[2, 4, 6, 3, 0, 0], [2, 7, 8, 6, 1, 3]]
+    assert found.train_inputs.tolist() == [[2, 4, 6, 3, 0, 0], [2, 7, 8, 6, 1, 3]]
     assert found.train_labels.tolist() == [1, 0]
     assert (found.shape, found.vocabulary, found.class_names) == ((6,), 9, ("no", "yes"))
     assert (found.target, found.metric) == ("class", "accuracy")
@@ -60,7 +60,7 @@ def test_pairs_with_scores(tmp_path: Path, tokenizer: str) -> None:
     found = load(
         write_parquet(tmp_path / "pairs", features, train=rows, validation=rows), tokenizer
     )
-    assert found.train_images.tolist() == [[2, 4, 3, 5, 6, 3], [2, 5, 3, 6, 3, 0]]
+    assert found.train_inputs.tolist() == [[2, 4, 3, 5, 6, 3], [2, 5, 3, 6, 3, 0]]
     # In units of the training set's mean and deviation.
     assert (found.train_labels.dtype, found.train_labels.tolist()) == (torch.float32, [1.0, -1.0])
     assert (found.target, found.metric, found.classes) == ("score", "pearson", 1)
@@ -71,7 +71,7 @@ def test_words_with_tags(tmp_path: Path, tokenizer: str) -> None:
     features = {"tokens": datasets.Sequence(TEXT), "ner_tags": datasets.Sequence(tags)}
     rows = {"tokens": [["good", "uneven", "film", "bad"]], "ner_tags": [[0, 1, 2, 0]]}
     found = load(write_parquet(tmp_path / "tagged", features, train=rows, test=rows), tokenizer)
-    assert found.train_images.tolist() == [[2, 4, 7, 8, 6, 3]]  # "bad" is cut off.
+    assert found.train_inputs.tolist() == [[2, 4, 7, 8, 6, 3]]  # "bad" is cut off.
     assert found.train_labels.tolist() == [[IGNORED, 0, 1, IGNORED, 2, IGNORED]]
     assert (found.target, found.metric, found.class_names) == (
         "tags",
@@ -173,13 +173,13 @@ def test_words_for_classes_in_any_file(tmp_path: Path, tokenizer: str, kind: str
         for split, rows in (("train", ROWS), ("test", test)):
             pyarrow.parquet.write_table(pyarrow.table(rows, schema), path / f"{split}.parquet")
     found = load(str(path), tokenizer)
-    assert found.train_images.tolist() == [
+    assert found.train_inputs.tolist() == [
         [2, 4, 6, 3, 0, 0],
         [2, 5, 6, 3, 0, 0],
         [2, 7, 8, 3, 0, 0],
     ]
     assert (found.class_names, found.train_labels.tolist()) == (("neg", "pos"), [1, 0, 0])
-    by_text = dict(zip(found.test_images[:, 1].tolist(), found.test_labels.tolist(), strict=True))
+    by_text = dict(zip(found.test_inputs[:, 1].tolist(), found.test_labels.tolist(), strict=True))
     assert by_text == {5: 0, 4: 1}
     assert load(str(path), tokenizer).fingerprint() == found.fingerprint()  # From the cache.
 
@@ -192,9 +192,9 @@ def test_several_files_are_one_split_and_quotes_are_understood(
     for number, row in enumerate(('0,"bad, ""film"""', "1,good")):
         (folder / f"train-{number}.csv").write_text(f"label,text,year\n{row},1999\n")
     found = load(str(folder), tokenizer)
-    assert found.train_images.tolist() == [[2, 5, 1, 1, 6, 3], [2, 4, 3, 0, 0, 0]]
+    assert found.train_inputs.tolist() == [[2, 5, 1, 1, 6, 3], [2, 4, 3, 0, 0, 0]]
     assert (found.train_labels.tolist(), found.class_names) == ([0, 1], ("0", "1"))
-    assert found.test_images.tolist() == [[2, 4, 6, 1, 6, 3]]
+    assert found.test_inputs.tolist() == [[2, 4, 6, 1, 6, 3]]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

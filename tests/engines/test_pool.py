@@ -18,7 +18,7 @@ from sizewise.data import partitions
 from sizewise.engines import Engine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import EngineError
 from sizewise.runs import preparation, session
 from sizewise.runs.federation import Federation
@@ -75,7 +75,7 @@ def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, object
     setting = preparation.prepare(config)
     folder = RunFolder.create(path, config)
     partitions.save(setting.partition, folder.partition)
-    engine: Engine = LocalEngine(Site(setting.method, setting.dataset, setting.partition))
+    engine: Engine = LocalEngine(DeviceRunner(setting.method, setting.dataset, setting.partition))
     if pool is not None:
         pool.open(config, setting.method, setting.dataset, str(folder.partition))
         engine = pool

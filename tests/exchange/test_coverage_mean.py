@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sizewise.exchange import coverage_mean
 from sizewise.exchange.coverage_mean import CoverageMean
-from sizewise.exchange.view import Slot, Tensors, View, cut, size_in_bytes, whole
+from sizewise.exchange.view import TensorSlice, Tensors, View, cut, size_in_bytes, whole
 
 Contribution = tuple[dict[str, Tensor], View, float]
 
@@ -21,8 +21,8 @@ def merge(server: Tensors, contributions: list[Contribution]) -> dict[str, Tenso
     return mean.result()
 
 
-def corner(size: int) -> Slot:
-    return Slot("w", (slice(0, size), slice(0, size)))
+def corner(size: int) -> TensorSlice:
+    return TensorSlice("w", (slice(0, size), slice(0, size)))
 
 
 def test_nested_widths_by_hand() -> None:
@@ -34,8 +34,8 @@ def test_nested_widths_by_hand() -> None:
 
 def test_whole_and_partial_updates_by_hand_in_either_order() -> None:
     server = {"w": torch.zeros(3)}
-    full: Contribution = ({"w": torch.tensor([3.0, 3, 3])}, {"w": Slot("w")}, 1.0)
-    part: Contribution = ({"w": torch.tensor([6.0])}, {"w": Slot("w", (slice(2, 3),))}, 2.0)
+    full: Contribution = ({"w": torch.tensor([3.0, 3, 3])}, {"w": TensorSlice("w")}, 1.0)
+    part: Contribution = ({"w": torch.tensor([6.0])}, {"w": TensorSlice("w", (slice(2, 3),))}, 2.0)
     for contributions in ([full, part], [part, full]):
         assert merge(server, contributions)["w"].tolist() == [3, 3, 5]
 
@@ -64,7 +64,7 @@ def test_coverage_is_a_flag_or_a_mask_of_the_tensors_shape() -> None:
     server = {"w": torch.zeros(3, 2), "v": torch.zeros(2), "n": torch.tensor(0)}
     mean = CoverageMean(server)
     assert mean.covered("w") is False
-    mean.add({"w": torch.ones(1, 2)}, {"w": Slot("w", (slice(1, 2), slice(None)))}, 1.0)
+    mean.add({"w": torch.ones(1, 2)}, {"w": TensorSlice("w", (slice(1, 2), slice(None)))}, 1.0)
     mean.add({"v": torch.ones(2), "n": torch.tensor(3)}, whole(server), 1.0)
     mask = mean.covered("w")
     assert isinstance(mask, Tensor)
@@ -78,7 +78,7 @@ def test_rows_that_nobody_owns_keep_their_bits() -> None:
     contributions = []
     for classes in ([3, 0], [0, 4]):
         rows = torch.tensor(classes)
-        view = {"head": Slot("head", (rows, slice(None))), "bias": Slot("bias", (rows,))}
+        view = {"head": TensorSlice("head", (rows, slice(None))), "bias": TensorSlice("bias", (rows,))}
         update = {name: tensor + 1 for name, tensor in cut(server, view).items()}
         contributions.append((update, view, 1.0))
     merged = merge(server, contributions)
@@ -98,8 +98,8 @@ def test_tensor_that_nobody_sent_is_passed_on_itself() -> None:
 def test_tensor_that_comes_back_as_it_was_keeps_its_bits(weights: list[int], size: int) -> None:
     server = {"w": torch.randn(96, 2), "v": torch.randn(96)}
     views: list[View] = [
-        {"w": Slot("w", (slice(0, size), slice(None)))},
-        {"w": Slot("w", (torch.arange(0, 96, 3), slice(None)))},
+        {"w": TensorSlice("w", (slice(0, size), slice(None)))},
+        {"w": TensorSlice("w", (torch.arange(0, 96, 3), slice(None)))},
         whole(server),
     ]
     parts = [(cut(server, views[n % 3]), views[n % 3], float(w)) for n, w in enumerate(weights)]
@@ -134,14 +134,14 @@ def test_counters_take_the_furthest() -> None:
 
 def test_counters_are_merged_through_a_view() -> None:
     server = {"n": torch.tensor([1, 1, 1])}
-    low: Contribution = ({"n": torch.tensor([5, 2])}, {"n": Slot("n", (slice(0, 2),))}, 1.0)
-    high: Contribution = ({"n": torch.tensor([3])}, {"n": Slot("n", (torch.tensor([1]),))}, 1.0)
+    low: Contribution = ({"n": torch.tensor([5, 2])}, {"n": TensorSlice("n", (slice(0, 2),))}, 1.0)
+    high: Contribution = ({"n": torch.tensor([3])}, {"n": TensorSlice("n", (torch.tensor([1]),))}, 1.0)
     assert merge(server, [low, high])["n"].tolist() == [5, 3, 1]
 
 
 def test_uncovered_nan_does_not_spread() -> None:
     server = {"w": torch.tensor([torch.nan, 0.0])}
-    merged = merge(server, [({"w": torch.ones(1)}, {"w": Slot("w", (slice(1, 2),))}, 1.0)])["w"]
+    merged = merge(server, [({"w": torch.ones(1)}, {"w": TensorSlice("w", (slice(1, 2),))}, 1.0)])["w"]
     assert merged.isnan().tolist() == [True, False]
     assert merged[1] == 1
 
@@ -159,10 +159,10 @@ def index_of(draw: st.DrawFn, size: int) -> "slice | Tensor":
 
 
 @st.composite
-def slots(draw: st.DrawFn, name: str, shape: tuple[int, ...]) -> Slot:
+def slots(draw: st.DrawFn, name: str, shape: tuple[int, ...]) -> TensorSlice:
     if draw(st.integers(0, 3)) == 0:
-        return Slot(name)
-    return Slot(name, tuple(draw(index_of(size)) for size in shape))
+        return TensorSlice(name)
+    return TensorSlice(name, tuple(draw(index_of(size)) for size in shape))
 
 
 @st.composite
@@ -181,7 +181,7 @@ def rounds(draw: st.DrawFn, clients: int = 4) -> tuple[dict[str, Tensor], list[C
     return server, contributions
 
 
-def entries(slot: Slot, shape: torch.Size) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def entries(slot: TensorSlice, shape: torch.Size) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield each local place of a slot with its place on the server, one by one."""
     parts = slot.index if slot.index is not None else tuple(slice(None) for _ in shape)
     kept = [
@@ -307,7 +307,7 @@ def test_memory_does_not_grow_with_the_clients() -> None:
     held = []
     for _ in range(200):
         rows, columns = (torch.randperm(n, generator=generator)[: n // 2] for n in (64, 32))
-        view = {"w": Slot("w", (rows, columns, slice(None), slice(None))), "b": Slot("b", (rows,))}
+        view = {"w": TensorSlice("w", (rows, columns, slice(None), slice(None))), "b": TensorSlice("b", (rows,))}
         mean.add(cut(server, view), view, 1.0)
         held.append(bytes_held(mean) - size_in_bytes(server))
     assert max(held[20:]) == max(held[:20])

@@ -5,13 +5,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizewise.exchange.plan import Piece, Plan, Stage, portions
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, portions
 
 KINDS = [
-    Plan(0, 3, "any", Piece("full", {"width": 1.0}), (Stage(0.1, 1),)),
-    Plan(0, 3, "any", Piece("half", {"width": 0.5}), (Stage(0.1, 1),)),
-    Plan(0, 3, "any", Piece("full", {"width": 1.0}), (Stage(0.2, 1),)),
-    Plan(0, 3, "any", Piece("full", {"width": 1.0}), (Stage(0.1, 1),), budget=9),
+    Plan(0, 3, "any", Submodel("full", {"width": 1.0}), (TrainingStage(0.1, 1),)),
+    Plan(0, 3, "any", Submodel("half", {"width": 0.5}), (TrainingStage(0.1, 1),)),
+    Plan(0, 3, "any", Submodel("full", {"width": 1.0}), (TrainingStage(0.2, 1),)),
+    Plan(0, 3, "any", Submodel("full", {"width": 1.0}), (TrainingStage(0.1, 1),), budget=9),
 ]
 
 

@@ -6,7 +6,7 @@ import torch
 from sizewise.errors import UpdateRefused
 from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.rows import with_rows
-from sizewise.exchange.view import Slot, check, cut
+from sizewise.exchange.view import TensorSlice, check, cut
 
 TENSORS = {
     "head.weight": torch.arange(12.0).reshape(4, 3),
@@ -16,11 +16,11 @@ TENSORS = {
     "counter": torch.tensor(3),
 }
 VIEW = {
-    "weight": Slot("head.weight", (slice(None), slice(0, 2))),
-    "bias": Slot("head.bias"),
-    "hidden": Slot("hidden.weight", (slice(0, 3), slice(None))),
-    "picked": Slot("picked.weight", (torch.tensor([0, 2, 5]), slice(None))),
-    "counter": Slot("counter"),
+    "weight": TensorSlice("head.weight", (slice(None), slice(0, 2))),
+    "bias": TensorSlice("head.bias"),
+    "hidden": TensorSlice("hidden.weight", (slice(0, 3), slice(None))),
+    "picked": TensorSlice("picked.weight", (torch.tensor([0, 2, 5]), slice(None))),
+    "counter": TensorSlice("counter"),
 }
 
 

@@ -4,26 +4,26 @@ import pytest
 import torch
 
 from sizewise.errors import UpdateRefused
-from sizewise.exchange.view import Slot, check, cut, grid, size_in_bytes, whole
+from sizewise.exchange.view import TensorSlice, check, cut, grid, size_in_bytes, whole
 
 MATRIX = torch.arange(12.0).reshape(3, 4)
 
 
 def test_slices_cut_a_corner_without_copying() -> None:
-    piece = Slot("w", (slice(0, 2), slice(1, 3))).read({"w": MATRIX})
+    piece = TensorSlice("w", (slice(0, 2), slice(1, 3))).read({"w": MATRIX})
     assert piece.tolist() == [[1, 2], [5, 6]]
     assert piece.untyped_storage().data_ptr() == MATRIX.untyped_storage().data_ptr()
 
 
 def test_lists_cut_the_outer_product_in_their_order() -> None:
     rows, columns = torch.tensor([2, 0]), torch.tensor([3, 1, 0])
-    assert Slot("w", (rows, columns)).read({"w": MATRIX}).tolist() == [[11, 9, 8], [3, 1, 0]]
+    assert TensorSlice("w", (rows, columns)).read({"w": MATRIX}).tolist() == [[11, 9, 8], [3, 1, 0]]
 
 
 def test_lists_and_slices_mix() -> None:
     rows = torch.tensor([2, 0])
-    assert Slot("w", (rows, slice(0, 4, 2))).read({"w": MATRIX}).tolist() == [[8, 10], [0, 2]]
-    assert Slot("w", (slice(None), torch.tensor([1]))).read({"w": MATRIX}).tolist() == [
+    assert TensorSlice("w", (rows, slice(0, 4, 2))).read({"w": MATRIX}).tolist() == [[8, 10], [0, 2]]
+    assert TensorSlice("w", (slice(None), torch.tensor([1]))).read({"w": MATRIX}).tolist() == [
         [1],
         [5],
         [9],
@@ -34,7 +34,7 @@ def test_convolution_is_cut_in_its_channels() -> None:
     weight = torch.randn(4, 3, 2, 2)
     index = (torch.tensor([3, 1]), torch.tensor([0, 2]), slice(None), slice(None))
     expected = weight[[3, 1]][:, [0, 2]]
-    assert torch.equal(Slot("w", index).read({"w": weight}), expected)
+    assert torch.equal(TensorSlice("w", index).read({"w": weight}), expected)
 
 
 @pytest.mark.parametrize("kinds", list(product("lsw", repeat=4)))
@@ -43,14 +43,14 @@ def test_read_is_the_grid(kinds: tuple[str, ...]) -> None:
     parts = {"s": slice(1, 3), "w": slice(None)}
     lists = [torch.tensor(entries) for entries in ([4, 0, 2], [1, 3], [2, 0], [0])]
     index = tuple(parts.get(kind, entries) for kind, entries in zip(kinds, lists, strict=True))
-    slot = Slot("w", index)
+    slot = TensorSlice("w", index)
     piece = slot.read({"w": tensor})
     assert torch.equal(piece, tensor[grid(index, tensor.shape)])
     assert tuple(piece.shape) == slot.shape({"w": tensor})
 
 
 def test_scalar_has_the_empty_index() -> None:
-    assert Slot("n", ()).read({"n": torch.tensor(7)}).item() == 7
+    assert TensorSlice("n", ()).read({"n": torch.tensor(7)}).item() == 7
 
 
 def test_index_of_slices_stays_slices() -> None:
@@ -70,7 +70,7 @@ def test_whole_view_hands_out_the_tensors_themselves() -> None:
 
 
 def test_cut_renames() -> None:
-    view = {"blocks.0.w": Slot("blocks.7.w"), "norm": Slot("norm@small", (slice(0, 1),))}
+    view = {"blocks.0.w": TensorSlice("blocks.7.w"), "norm": TensorSlice("norm@small", (slice(0, 1),))}
     server = {"blocks.7.w": MATRIX, "norm@small": torch.tensor([4.0, 5.0])}
     piece = cut(server, view)
     assert list(piece) == ["blocks.0.w", "norm"]
@@ -82,7 +82,7 @@ def test_bytes_count_entries_times_their_size() -> None:
     assert size_in_bytes(tensors) == 6 * 4 + 8 + 5 * 2
 
 
-VIEW = {"w": Slot("w", (slice(0, 2), slice(0, 2))), "n": Slot("n")}
+VIEW = {"w": TensorSlice("w", (slice(0, 2), slice(0, 2))), "n": TensorSlice("n")}
 SERVER = {"w": MATRIX, "n": torch.tensor(3)}
 
 

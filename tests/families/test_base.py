@@ -8,9 +8,9 @@ from torch import nn
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall
-from sizewise.exchange.plan import Piece, Plan, Refusal, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, Refusal, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut
 from sizewise.families.base import Method
@@ -32,13 +32,13 @@ def bare(classes: int) -> nn.Module:
 
 
 @pytest.fixture
-def site_of(dataset: Dataset, partition: Partition) -> Callable[[Method], Site]:
-    return lambda method: Site(method, dataset, partition)
+def site_of(dataset: Dataset, partition: Partition) -> Callable[[Method], DeviceRunner]:
+    return lambda method: DeviceRunner(method, dataset, partition)
 
 
-def trained(site: Site, state: State, device: int, round_index: int = 0) -> Update:
-    plan = site.method.plan(state, Device(device, "any"), round_index)
-    update = site.train(state, plan)
+def trained(runner: DeviceRunner, state: State, device: int, round_index: int = 0) -> Update:
+    plan = runner.method.plan(state, Device(device, "any"), round_index)
+    update = runner.train(state, plan)
     assert isinstance(update, Update)
     return update
 
@@ -60,8 +60,8 @@ def test_setup_depends_on_the_seed_alone(make_task: Tasks) -> None:
 def test_plan_follows_recipe_and_schedule(make_task: Tasks) -> None:
     method = Method(make_task(schedule="exponential", decay=0.5, lr=0.8, epochs=3))
     plan = method.plan(method.setup(), Device(7, "phone", 10**6), 2)
-    assert (plan.device, plan.round, plan.group, plan.piece) == (7, 2, "phone", Piece())
-    assert plan.stages == (Stage(lr=0.2, epochs=3),)
+    assert (plan.device, plan.round, plan.group, plan.piece) == (7, 2, "phone", Submodel())
+    assert plan.stages == (TrainingStage(lr=0.2, epochs=3),)
     assert plan.budget == 10**6
     assert plan.predicted == method.footprint(method.main, plan.stages[0]).peak
 
@@ -80,33 +80,33 @@ def test_budget_of_one_byte_less_is_too_small(make_task: Tasks) -> None:
 
 @pytest.mark.parametrize("recipe", [{}, {"proximal": 0.1}, {"optimizer": "adam"}, {"clip": 1.0}])
 def test_metered_peak_is_the_predicted_one(
-    recipe: dict[str, object], make_task: Tasks, site_of: Callable[[Method], Site]
+    recipe: dict[str, object], make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    site = site_of(Method(make_task("cnn", **recipe)))
-    update = trained(site, site.method.setup(), 2)
+    runner = site_of(Method(make_task("cnn", **recipe)))
+    update = trained(runner, runner.method.setup(), 2)
     assert update.peak_bytes == update.plan.predicted
 
 
-def test_training_is_a_pure_function(make_task: Tasks, site_of: Callable[[Method], Site]) -> None:
-    site, state = site_of(Method(make_task("cnn"))), Method(make_task("cnn")).setup()
+def test_training_is_a_pure_function(make_task: Tasks, site_of: Callable[[Method], DeviceRunner]) -> None:
+    runner, state = site_of(Method(make_task("cnn"))), Method(make_task("cnn")).setup()
     before = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    first = trained(site, state, 1)
-    trained(site, state, 2)
+    first = trained(runner, state, 1)
+    trained(runner, state, 2)
     torch.manual_seed(5)
-    assert same(first, trained(site, state, 1))
+    assert same(first, trained(runner, state, 1))
     assert same(first, trained(site_of(Method(make_task("cnn"))), state, 1))
-    assert not same(first, trained(site, state, 1, round_index=1))
+    assert not same(first, trained(runner, state, 1, round_index=1))
     assert all(torch.equal(state.tensors[name], before[name]) for name in before)
 
 
 def test_dropout_is_reproducible_and_leaves_global_state_alone(
-    make_task: Tasks, site_of: Callable[[Method], Site]
+    make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
 ) -> None:
     task = make_task(f"{__name__}:drowsy", {})
-    site = site_of(Method(task))
-    state = site.method.setup()
+    runner = site_of(Method(task))
+    state = runner.method.setup()
     generator = torch.get_rng_state()
-    first = trained(site, state, 1)
+    first = trained(runner, state, 1)
     assert torch.equal(torch.get_rng_state(), generator)
     torch.rand(7)
     other = site_of(Method(task))
@@ -114,9 +114,9 @@ def test_dropout_is_reproducible_and_leaves_global_state_alone(
     assert same(first, trained(other, state, 1))
 
 
-def test_update_says_what_was_done(make_task: Tasks, site_of: Callable[[Method], Site]) -> None:
-    site = site_of(Method(make_task(epochs=2)))
-    update = trained(site, site.method.setup(), 1)
+def test_update_says_what_was_done(make_task: Tasks, site_of: Callable[[Method], DeviceRunner]) -> None:
+    runner = site_of(Method(make_task(epochs=2)))
+    update = trained(runner, runner.method.setup(), 1)
     assert (update.samples, update.steps) == (10, 2 * 3)
     assert 0.1 < update.loss < 5
     assert update.seconds > 0
@@ -128,18 +128,18 @@ def test_device_without_data_is_refused_with_its_reason(make_task: Tasks, datase
     method = Method(make_task())
     state = method.setup()
     plan = method.plan(state, Device(1, "any"), 4)
-    outcome = Site(method, dataset, empty).train(state, plan)
+    outcome = DeviceRunner(method, dataset, empty).train(state, plan)
     assert outcome == Refusal(1, 4, "any", "it holds no training data")
 
 
 @pytest.mark.parametrize(("weighting", "weights"), [("samples", (5, 15)), ("equal", (1, 1))])
 def test_merge_weighs_updates_by_samples_or_equally(
-    weighting: str, weights: tuple[int, int], make_task: Tasks, site_of: Callable[[Method], Site]
+    weighting: str, weights: tuple[int, int], make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    site = site_of(Method(make_task(weighting=weighting)))
-    state = site.method.setup()
-    first, second = (trained(site, state, device) for device in (0, 2))
-    merged = site.method.merge(state, iter([first, second]))
+    runner = site_of(Method(make_task(weighting=weighting)))
+    state = runner.method.setup()
+    first, second = (trained(runner, state, device) for device in (0, 2))
+    merged = runner.method.merge(state, iter([first, second]))
     for name in state.tensors:
         total = weights[0] * first.tensors[name] + weights[1] * second.tensors[name]
         torch.testing.assert_close(merged.tensors[name], total / sum(weights))
@@ -156,7 +156,7 @@ def test_merge_of_nothing_changes_nothing(make_task: Tasks) -> None:
 
 @pytest.mark.parametrize("server", ["fedavg", "fedadam"])
 def test_what_a_method_keeps_on_the_server_survives_a_merge(
-    make_task: Tasks, site_of: Callable[[Method], Site], server: str
+    make_task: Tasks, site_of: Callable[[Method], DeviceRunner], server: str
 ) -> None:
     method = Method(make_task(server=server))
     state = replace(method.setup(), memory={"store/a": torch.ones(3)})
@@ -181,27 +181,27 @@ def test_only_parameters_pass_through_the_server_optimiser(make_task: Tasks) -> 
     ],
 )
 def test_norms_kept_apart_live_under_their_size(
-    norm: str, apart: set[str], make_task: Tasks, site_of: Callable[[Method], Site]
+    norm: str, apart: set[str], make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    site = site_of(Method(make_task("cnn", norm=norm)))
-    state = site.method.setup()
+    runner = site_of(Method(make_task("cnn", norm=norm)))
+    state = runner.method.setup()
     named = {name for name in state.tensors if name.endswith("@full")}
     assert named == {f"{m}.norm.{t}@full" for m in ("stem", "blocks.0") for t in apart}
-    merged = site.method.merge(state, [trained(site, state, 0)])
+    merged = runner.method.merge(state, [trained(runner, state, 0)])
     assert merged.tensors.keys() == state.tensors.keys()
     changed = {n for n in named if not torch.equal(merged.tensors[n], state.tensors[n])}
     assert changed == named
-    assert set(cut(state.tensors, site.method.view(Piece()))) == set(
-        site.method.module(Piece()).state_dict()
+    assert set(cut(state.tensors, runner.method.view(Submodel()))) == set(
+        runner.method.module(Submodel()).state_dict()
     )
 
 
 def test_statistics_without_parameters_are_merged_too(
-    make_task: Tasks, site_of: Callable[[Method], Site]
+    make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    site = site_of(Method(make_task(f"{__name__}:bare", {}, norm="tracked")))
-    state = site.method.setup()
-    merged = site.method.merge(state, [trained(site, state, 1)])
+    runner = site_of(Method(make_task(f"{__name__}:bare", {}, norm="tracked")))
+    state = runner.method.setup()
+    merged = runner.method.merge(state, [trained(runner, state, 1)])
     assert not torch.equal(merged.tensors["2.running_mean"], state.tensors["2.running_mean"])
 
 
@@ -219,12 +219,12 @@ def test_headline_is_the_last_size(make_task: Tasks) -> None:
 
 
 def test_static_norms_are_recalibrated_on_all_training_data(
-    make_task: Tasks, site_of: Callable[[Method], Site], dataset: Dataset
+    make_task: Tasks, site_of: Callable[[Method], DeviceRunner], dataset: Dataset
 ) -> None:
     # End to end: the score is that of a model with by-hand statistics.
-    site = site_of(Method(make_task("cnn", norm="sbn", eval_batch=10)))
-    state = site.method.setup()
-    model = Method(make_task("cnn", norm="tracked")).module(Piece())
+    runner = site_of(Method(make_task("cnn", norm="sbn", eval_batch=10)))
+    state = runner.method.setup()
+    model = Method(make_task("cnn", norm="tracked")).module(Submodel())
     model.load_state_dict(dict(state.tensors), strict=False)
     model.train()
     transform = Transform("none", dataset.mean, dataset.std)
@@ -232,26 +232,26 @@ def test_static_norms_are_recalibrated_on_all_training_data(
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None
     with torch.no_grad():
-        for images in dataset.train_images.split(10):
+        for images in dataset.train_inputs.split(10):
             model(transform(images, None))
-        logits = model.eval()(transform(dataset.test_images, None))
+        logits = model.eval()(transform(dataset.test_inputs, None))
     loss = nn.functional.cross_entropy(logits, dataset.test_labels, reduction="sum")
-    scores = site.evaluate(state, "full", None)
+    scores = runner.evaluate(state, "full", None)
     assert sum(score.loss_sum for score in scores) == pytest.approx(loss.item(), rel=1e-5)
     # The working copy is not left with statistics: training goes on without them.
-    assert set(site.method.module(Piece()).state_dict()) == set(state.tensors)
+    assert set(runner.method.module(Submodel()).state_dict()) == set(state.tensors)
 
 
 def test_flops_are_those_of_the_stage(make_task: Tasks) -> None:
     method = Method(make_task(args={"hidden": [6]}))
-    head = method.flops_per_sample(Piece(), Stage(0.1, 1, ("head",), "head"))
-    everything = method.flops_per_sample(Piece(), Stage(0.1, 1))
+    head = method.flops_per_sample(Submodel(), TrainingStage(0.1, 1, ("head",), "head"))
+    everything = method.flops_per_sample(Submodel(), TrainingStage(0.1, 1))
     assert head == 2 * (16 * 6 + 6 * 3) + 2 * 6 * 3
     assert everything == head + 2 * 16 * 6 + 2 * 6 * 3
 
 
 def test_method_remembers_nothing_about_a_run(
-    make_task: Tasks, site_of: Callable[[Method], Site]
+    make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
 ) -> None:
     used, fresh = site_of(Method(make_task("cnn"))), site_of(Method(make_task("cnn")))
     state = used.method.setup()

@@ -8,7 +8,7 @@ import torch
 from conftest import devices_of
 from sizewise import config as configs
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.families.widthwise import CACHED_VIEWS, Widthwise
 from sizewise.fleet.devices import Device
 from sizewise.memory.prediction import predict
@@ -34,7 +34,7 @@ def test_ratios_of_the_fleet_are_the_widths_where_they_assign(make_task: Tasks) 
     assert method.widths == (0.25, 0.5, 1.0)
     assert method.setup().extras["widths"] == [0.25, 0.5, 1.0]
     plan = method.plan(method.setup(), Device(0, "rich", 1, ratio=2.0), 0)
-    assert (plan.piece, plan.budget) == (Piece(), None)
+    assert (plan.piece, plan.budget) == (Submodel(), None)
     assert method.ignores_budgets
     assert not make(task).ignores_budgets
 
@@ -92,7 +92,7 @@ def test_footprint_is_that_of_the_model_when_it_is_cut(make_task: Tasks) -> None
     batch = torch.empty(4, 1, 4, 4, device="meta")
     expected = predict(method.build(method.piece(0.5)), batch)
     assert method.footprint(method.piece(0.5), stage).parameters == expected.parameters
-    assert method.footprint(method.piece(0.5), stage).peak < method.footprint(Piece(), stage).peak
+    assert method.footprint(method.piece(0.5), stage).peak < method.footprint(Submodel(), stage).peak
 
 
 def test_widths_of_the_fleet_are_deployed_and_tiny_devices_passed_over(make_task: Tasks) -> None:
@@ -138,7 +138,7 @@ def test_tensors_that_are_kept_apart_have_the_shape_of_their_width(
 def test_views_that_come_and_go_are_forgotten(make_task: Tasks) -> None:
     method = make(make_task(), widths=(0.5, 1))
     for number in range(CACHED_VIEWS + 10):
-        method.view(Piece("width 0.5", {"width": 0.5, "round": number}))
+        method.view(Submodel("width 0.5", {"width": 0.5, "round": number}))
     assert len(method._views) <= CACHED_VIEWS
 
 

@@ -157,7 +157,7 @@ def test_it_trains_on_one_thread(tmp_path: Path) -> None:
     try:
         serve(FakeGrid([{"partition-id": 0}, {"partition-id": 1}]), config_of(), tmp_path / "run")
         assert torch.get_num_threads() == 3, "the server gives back what it found"
-        site = Node()._site({"config": config_of().to_dict(), "data": {}}, context())
-        assert (len(site.partition), torch.get_num_threads()) == (2, 1)
+        runner = Node()._runner({"config": config_of().to_dict(), "data": {}}, context())
+        assert (len(runner.partition), torch.get_num_threads()) == (2, 1)
     finally:
         torch.set_num_threads(1)

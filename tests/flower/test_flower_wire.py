@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizewise.engines.arena import TYPES
+from sizewise.engines.shared_tensors import TYPES
 from sizewise.errors import UpdateRefused
 from sizewise.exchange.state import sha256
 from sizewise.flower import wire

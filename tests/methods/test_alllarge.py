@@ -5,8 +5,8 @@ import torch
 from conftest import devices_of
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
-from sizewise.exchange.plan import Piece, Update
+from sizewise.engines.device_runner import DeviceRunner
+from sizewise.exchange.plan import Submodel, Update
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 from sizewise.methods.alllarge import AllLarge
@@ -23,8 +23,8 @@ def test_everybody_trains_the_full_model_whatever_it_costs(
     method = AllLarge(task)
     state = method.setup()
     plan = method.plan(state, devices_of(task)[0], 0)
-    assert (plan.piece, plan.budget, plan.predicted) == (Piece(), None, task.budgets[1])
-    update = Site(method, dataset, partition).train(state, plan)
+    assert (plan.piece, plan.budget, plan.predicted) == (Submodel(), None, task.budgets[1])
+    update = DeviceRunner(method, dataset, partition).train(state, plan)
     assert isinstance(update, Update)
     assert update.peak_bytes is not None, "it is still metered"
     assert method.ignores_budgets

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from depth_cases import make_site, make_task
+from depth_cases import make_runner, make_task
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Update
 from sizewise.fleet.devices import Device
@@ -52,9 +52,9 @@ def test_it_starts_and_trains_as_the_smallest_size_of_inclusivefl() -> None:
     other = InclusiveFL(method.task, InclusiveFL.Options(exits=(1, 2)))
     found, expected = [], []
     for each, into in ((method, found), (other, expected)):
-        site, state = make_site(each), each.setup()
+        runner, state = make_runner(each), each.setup()
         plan = each.plan(state, Device(0, "weak", method.task.budgets[0]), 0)
-        update = site.train(state, plan)
+        update = runner.train(state, plan)
         assert isinstance(update, Update)
         into.append(update.tensors)
     assert found[0].keys() == expected[0].keys()

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from depth_cases import VIT, make_site, make_task, train
+from depth_cases import VIT, make_runner, make_task, train
 from sizewise import cli
 from sizewise import config as configs
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State, sha256
@@ -121,12 +121,12 @@ def test_the_weight_ramps_up_from_0_0067_to_1() -> None:
 
 def test_a_device_minimises_it() -> None:
     method = make(make_task(batch=32, norm="tracked", weight_decay=0.0), feddyn=False, ramp=1)
-    state, site = method.setup(), make_site(method)
-    update = train(site, state, plan_of(method, 3, round_index=1))
+    state, runner = method.setup(), make_runner(method)
+    update = train(runner, state, plan_of(method, 3, round_index=1))
     module: Any = method.filled(method.main, state)
-    rows = site.partition.shard(0)
-    images = site.transform(site.dataset.train_images[rows], None)
-    loss: Any = joint(module.train(), images, site.dataset.train_labels[rows], 1.0)
+    rows = runner.partition.shard(0)
+    images = runner.transform(runner.dataset.train_inputs[rows], None)
+    loss: Any = joint(module.train(), images, runner.dataset.train_labels[rows], 1.0)
     assert update.loss == pytest.approx(loss.item(), rel=1e-5)
     parameters = dict(module.named_parameters())
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -160,7 +160,7 @@ def test_exits_can_be_named(exits: tuple[int, ...], stops: tuple[int, ...]) -> N
     method = make(exits=exits)
     assert method.stops == stops
     state = method.setup()
-    assert train(make_site(method), state, plan_of(method, len(stops))).steps == 2
+    assert train(make_runner(method), state, plan_of(method, len(stops))).steps == 2
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_exits_can_be_named(exits: tuple[int, ...], stops: tuple[int, ...]) -> N
 def test_bytes_decide_the_depth_and_hold(options: dict[str, Any], optimizer: str) -> None:
     task = make_task(batch=6, max_steps=2, norm="tracked", optimizer=optimizer, lr=0.001)
     method = make(replace(task, enforce=True), **options)
-    state, site = method.setup(), make_site(method)
+    state, runner = method.setup(), make_runner(method)
     needs = [peak(method, depth) for depth in (1, 2, 3)]
     for depth, need in enumerate(needs, start=1):
         plan = method.plan(state, Device(0, "some", need), 0)
         assert plan.piece == method.trainee(depth)
         assert plan.predicted == plan.budget == need
-        assert train(site, state, plan).peak_bytes == need
-        short = site.train(state, replace(plan, budget=need - 1))
+        assert train(runner, state, plan).peak_bytes == need
+        short = runner.train(state, replace(plan, budget=need - 1))
         assert isinstance(short, Refusal)
         assert "out of budget" in short.reason
         if need > min(needs):
@@ -195,10 +195,10 @@ def test_bytes_hold_for_other_models(
     model: str, args: dict[str, Any], options: dict[str, Any]
 ) -> None:
     method = make(make_task(model, args, batch=6, epochs=2, max_steps=2), **options)
-    state, site = method.setup(), make_site(method)
+    state, runner = method.setup(), make_runner(method)
     for depth in range(1, len(method.stops) + 1):
         plan = replace(plan_of(method, depth), budget=peak(method, depth))
-        assert train(site, state, plan).peak_bytes == plan.budget
+        assert train(runner, state, plan).peak_bytes == plan.budget
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_devices_of_different_depth_meet_in_the_mean(
     weighting: str, weights: tuple[int, int]
 ) -> None:
     method = make(make_task(norm="tracked", weighting=weighting), feddyn=False)
-    state, site = method.setup(), make_site(method)
-    updates = [train(site, state, plan_of(method, depth, depth - 1)) for depth in (1, 2)]
+    state, runner = method.setup(), make_runner(method)
+    updates = [train(runner, state, plan_of(method, depth, depth - 1)) for depth in (1, 2)]
     shallow, deep = (by_server_name(method, update) for update in updates)
     merged = method.merge(state, updates)
     for name, tensor in merged.tensors.items():
@@ -254,13 +254,13 @@ def test_devices_of_different_depth_meet_in_the_mean(
 
 
 def literal_feddyn(
-    method: DepthFL, site: Site, rounds: Sequence[Sequence[int]], devices: int
+    method: DepthFL, runner: DeviceRunner, rounds: Sequence[Sequence[int]], devices: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """Run FedDyn as its formulas have it, linear term and all; one full batch a step.
 
     Args:
         method: Says what pieces there are.
-        site: The data.
+        runner: The data.
         rounds: The depth of each device that takes part, from device 0 on, for each round.
         devices: K.
 
@@ -282,9 +282,9 @@ def literal_feddyn(
             g = memory.setdefault(device, {})
             for name, parameter in own.items():
                 g.setdefault(name, torch.zeros_like(parameter.detach()))
-            rows = site.partition.shard(device)
-            images = site.transform(site.dataset.train_images[rows], None)
-            labels = site.dataset.train_labels[rows]
+            rows = runner.partition.shard(device)
+            images = runner.transform(runner.dataset.train_inputs[rows], None)
+            labels = runner.dataset.train_labels[rows]
             for _ in range(recipe.epochs):
                 loss: Any = joint(module, images, labels, ramp_up(number, method.options.ramp))
                 for name, p in own.items():
@@ -320,16 +320,16 @@ def test_feddyn_is_the_literal_formula(model: str, args: dict[str, Any]) -> None
         **{"norm": "tracked", "weighting": "equal"},
     )
     method = make(replace(task, devices=5), alpha=0.3, ramp=2)
-    site, state = make_site(method), method.setup()
+    runner, state = make_runner(method), method.setup()
     rounds = [(1, 3), (2, 2), (1, 1)]
     for number, depths in enumerate(rounds):
         plans = [plan_of(method, depth, k, number) for k, depth in enumerate(depths)]
-        updates = [train(site, state, plan) for plan in plans]
+        updates = [train(runner, state, plan) for plan in plans]
         before = state
         state = method.merge(before, updates)
         known = {**before.devices, **{k: update.memory for k, update in enumerate(updates)}}
         state = replace(state, devices=known)
-    theta, h, memory = literal_feddyn(method, site, rounds, devices=5)
+    theta, h, memory = literal_feddyn(method, runner, rounds, devices=5)
     view = method.view(method.main)
     close = {"rtol": 2e-3, "atol": 2e-5}
     assert state.tensors.keys() == theta.keys()
@@ -376,8 +376,8 @@ def test_feddyn_on_numbers() -> None:
 
 def test_a_round_without_updates_changes_nothing() -> None:
     method = make_mlp()
-    state, site = method.setup(), make_site(method)
-    state = method.merge(state, [train(site, state, plan_of(method, 1))])
+    state, runner = method.setup(), make_runner(method)
+    state = method.merge(state, [train(runner, state, plan_of(method, 1))])
     after = method.merge(state, [])
     assert sha256(after.tensors) == sha256(state.tensors)
     assert sha256(after.memory) == sha256(state.memory) != sha256({})
@@ -387,10 +387,10 @@ def test_a_round_without_updates_changes_nothing() -> None:
 
 
 def rounds_of(method: Any) -> State:
-    site, state = make_site(method), method.setup()
+    runner, state = make_runner(method), method.setup()
     for number in range(2):
         plans = [method.plan(state, Device(device, "any"), number) for device in range(3)]
-        state = method.merge(state, [train(site, state, plan) for plan in plans])
+        state = method.merge(state, [train(runner, state, plan) for plan in plans])
     return state
 
 
@@ -443,7 +443,7 @@ def test_exits_and_depths_are_deployed_up_to_the_deepest_that_trains() -> None:
         logits = {size: fill().eval()(x).clone() for size, fill in models.items()}
     assert torch.equal(logits["depth 1"], logits["exit 1"])
     torch.testing.assert_close(logits["depth 2"], (logits["exit 1"] + logits["exit 2"]) / 2)
-    assert total(make_site(method).evaluate(state, "depth 2", None)).samples == 12
+    assert total(make_runner(method).evaluate(state, "depth 2", None)).samples == 12
 
 
 # ---- what is refused
@@ -473,8 +473,8 @@ def test_what_cannot_be_combined(
 def test_without_feddyn_they_can(recipe: dict[str, Any]) -> None:
     method = make_mlp({"feddyn": False}, **recipe)
     assert method.task.recipe.proximal == recipe.get("proximal", 0)
-    state, site = method.setup(), make_site(method)
-    merged = method.merge(state, [train(site, state, plan_of(method, 1))])
+    state, runner = method.setup(), make_runner(method)
+    merged = method.merge(state, [train(runner, state, plan_of(method, 1))])
     assert not torch.equal(merged.tensors["exits.1.weight"], state.tensors["exits.1.weight"])
     assert ("first/exits.1.weight" in merged.memory) == ("server" in recipe)
 

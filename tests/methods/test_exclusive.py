@@ -6,7 +6,7 @@ import torch
 from conftest import devices_of
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Update
 from sizewise.methods.exclusive import Exclusive
@@ -18,11 +18,11 @@ def test_only_the_strong_take_part(
 ) -> None:
     task = make_task("cnn", shares=(0.5, 1))
     method = Exclusive(task)
-    state, site = method.setup(), Site(method, dataset, partition)
+    state, runner = method.setup(), DeviceRunner(method, dataset, partition)
     weak, *strong = devices_of(task)
     with pytest.raises(BudgetTooSmall, match=f"needs {task.budgets[1]:,} bytes"):
         method.plan(state, weak, 0)
-    updates = [site.train(state, method.plan(state, device, 0)) for device in strong]
+    updates = [runner.train(state, method.plan(state, device, 0)) for device in strong]
     merged = method.merge(state, updates).tensors  # type: ignore[arg-type]
     one, other = updates
     assert isinstance(one, Update)

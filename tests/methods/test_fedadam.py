@@ -5,7 +5,7 @@ import torch
 
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedadam import FedAdam
@@ -14,9 +14,9 @@ from sizewise.training.task import Task
 
 
 def after_a_round(method: FedAvg, state: State, dataset: Dataset, partition: Partition) -> State:
-    site = Site(method, dataset, partition)
+    runner = DeviceRunner(method, dataset, partition)
     plans = [method.plan(state, Device(device, "any"), 0) for device in range(2)]
-    updates = [site.train(state, plan) for plan in plans]
+    updates = [runner.train(state, plan) for plan in plans]
     return method.merge(state, updates)  # type: ignore[arg-type]
 
 

@@ -9,21 +9,21 @@ from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.training.task import Task
 
 
-def run(site: Site, rounds: int) -> State:
+def run(runner: DeviceRunner, rounds: int) -> State:
     """Train all three devices in every round."""
-    engine, state = LocalEngine(site), site.method.setup()
+    engine, state = LocalEngine(runner), runner.method.setup()
     for r in range(rounds):
-        plans = [site.method.plan(state, Device(device, "any"), r) for device in range(3)]
-        state = site.method.merge(state, engine.train(state, plans))  # type: ignore[arg-type]
+        plans = [runner.method.plan(state, Device(device, "any"), r) for device in range(3)]
+        state = runner.method.merge(state, engine.train(state, plans))  # type: ignore[arg-type]
     return state
 
 
@@ -32,7 +32,7 @@ def plain_loop(task: Task, dataset: Dataset, partition: Partition) -> dict[str, 
     recipe = task.recipe
     model: nn.Module = task.build()
     mean, std = dataset.mean[0], dataset.std[0]
-    images = (dataset.train_images / 255 - mean) / std
+    images = (dataset.train_inputs / 255 - mean) / std
     server = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for r in range(task.rounds):
         total = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
@@ -64,7 +64,7 @@ def test_fedavg_is_the_plain_loop(
     model: str, make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
     task = make_task(model, epochs=2, rounds=3)
-    state = run(Site(FedAvg(task), dataset, partition), 3)
+    state = run(DeviceRunner(FedAvg(task), dataset, partition), 3)
     expected = plain_loop(task, dataset, partition)
     assert state.tensors.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -74,9 +74,9 @@ def test_fedavg_is_the_plain_loop(
 def test_training_learns(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
-    site = Site(FedAvg(make_task("cnn", lr=0.1, epochs=4)), dataset, partition)
-    before = LocalEngine(site).evaluate(site.method.setup())["full"]
-    after = LocalEngine(site).evaluate(run(site, 4))["full"]
+    runner = DeviceRunner(FedAvg(make_task("cnn", lr=0.1, epochs=4)), dataset, partition)
+    before = LocalEngine(runner).evaluate(runner.method.setup())["full"]
+    after = LocalEngine(runner).evaluate(run(runner, 4))["full"]
     assert after.samples == 12
     assert after.loss < before.loss
     assert after.values("accuracy")[0] > 0.6
@@ -86,12 +86,12 @@ def test_narrow_network_is_trained_by_everybody_and_has_its_own_start(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
     method = FedAvg(make_task(args={"hidden": [6, 4]}), FedAvg.Options(width=0.5))
-    assert method.main == Piece("width 0.5", {"width": 0.5})
+    assert method.main == Submodel("width 0.5", {"width": 0.5})
     state = method.setup()
     assert state.tensors["stem.linear.weight"].shape == (3, 16)
     full = FedAvg(make_task(args={"hidden": [6, 4]})).setup().tensors["stem.linear.weight"]
     assert not torch.equal(state.tensors["stem.linear.weight"], full[:3])
-    trained = run(Site(method, dataset, partition), 1)
+    trained = run(DeviceRunner(method, dataset, partition), 1)
     assert trained.tensors["head.weight"].shape == (3, 2)
     assert list(method.deploy(trained)) == ["width 0.5"]
 

@@ -8,9 +8,9 @@ from sizewise.cutting.verification import verify
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 from sizewise.methods.feddropout import FedDropout
@@ -65,7 +65,7 @@ def test_layers_draw_their_own_subsets(wide: Task) -> None:
 
 
 def test_whole_model_has_no_draw(wide: Task) -> None:
-    assert make(wide, widths=(1,)).choose(1.0, Device(0, "any"), 3) == Piece()
+    assert make(wide, widths=(1,)).choose(1.0, Device(0, "any"), 3) == Submodel()
 
 
 def test_residual_streams_run_as_if_the_others_were_masked(make_task: Tasks) -> None:
@@ -80,7 +80,7 @@ def test_full_model_is_deployed(
     method = FedDropout(make_task("cnn", {"layers": [8, 8]}, shares=(0.25, 0.5)))
     state = federate(method, 2)
     assert list(method.deploy(state)) == ["full"]
-    assert LocalEngine(Site(method, dataset, partition)).evaluate(state)["full"].samples == 12
+    assert LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)["full"].samples == 12
 
 
 def test_empty_pool_is_refused() -> None:

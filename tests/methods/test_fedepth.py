@@ -17,7 +17,7 @@ from depth_cases import (
     NARROW,
     RENAMED,
     VIT,
-    make_site,
+    make_runner,
     make_task,
     plan_for,
     start,
@@ -28,7 +28,7 @@ from sizewise import config as configs
 from sizewise.common import rng
 from sizewise.data.partitions import Partition
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Plan, Refusal
 from sizewise.exchange.state import State, sha256
 from sizewise.exchange.view import Tensors
@@ -87,7 +87,7 @@ Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def by_hand(
-    site: Site,
+    runner: DeviceRunner,
     state: State,
     runs: Runs,
     bypassed: Sequence[int] = (),
@@ -98,7 +98,7 @@ def by_hand(
 
     With `lasting`, one optimiser of torch's holds all parameters from the first run to the last.
     """
-    task, data = site.method.task, site.dataset
+    task, data = runner.method.task, runner.dataset
     recipe = task.recipe
     names = [name for name in state.tensors if not name.startswith("exits.")]
     model: Any = task.build()
@@ -106,8 +106,8 @@ def by_hand(
     blocks = list(model.blocks)
     widths = [4, 4, 8, 12]
     ways = {stop: way_out(state.tensors, stop, widths[stop - 1]) for _, stop in runs}
-    rows = site.partition.shard(device)
-    images = site.transform(data.train_images, None)
+    rows = runner.partition.shard(device)
+    images = runner.transform(data.train_inputs, None)
     generator = rng.torch_generator(task.seed, "batches", 0, device)
     everything = [p for part in (model, *ways.values()) if part for p in part.parameters()]
     one = None if lasting is None else lasting(everything)
@@ -169,9 +169,9 @@ def test_a_round_is_the_plain_loop(
     fedepth = make(make_task(**{"epochs": 2, **recipe}), **options)
     plan = plan_for(fedepth, runs, bypassed=bypassed, device=1)
     state = start(fedepth, plan)
-    site = make_site(fedepth)
-    update = train(site, state, plan)
-    expected = by_hand(site, state, runs, bypassed, device=1)
+    runner = make_runner(fedepth)
+    update = train(runner, state, plan)
+    expected = by_hand(runner, state, runs, bypassed, device=1)
     found = {fedepth.view(plan.piece)[name].name: t for name, t in update.tensors.items()}
     assert found
     same(found, {name: expected[name] for name in found})
@@ -198,13 +198,13 @@ def test_one_optimizer_for_a_round_is_that_of_the_plain_loop(
 ) -> None:
     fedepth = make(make_task(**{"epochs": 2, **recipe}), optimizers="round", **options)
     plan = plan_for(fedepth, RUNS, device=1)
-    site, state = make_site(fedepth), start(fedepth, plan)
-    update = train(site, state, plan)
+    runner, state = make_runner(fedepth), start(fedepth, plan)
+    update = train(runner, state, plan)
     found = {fedepth.view(plan.piece)[name].name: t for name, t in update.tensors.items()}
-    same(found, by_hand(site, state, RUNS, device=1, lasting=lasting))
+    same(found, by_hand(runner, state, RUNS, device=1, lasting=lasting))
     assert update.memory == {}, "it lasts no longer than a round"
     # With fresh ones only the first run, which has nothing to go on from, is the same.
-    fresh = inner(train(make_site(other := make(fedepth.task, **options)), state, plan).tensors)
+    fresh = inner(train(make_runner(other := make(fedepth.task, **options)), state, plan).tensors)
     assert other.options.optimizers == "stage"
     for name, tensor in fresh.items():
         begins = name.startswith(("stem", "blocks.0"))
@@ -218,7 +218,7 @@ def test_peers_keep_their_optimizer_as_well() -> None:
         schedule = _in_order([fedepth._mixed(0, 0, 2), fedepth._mixed(0, 2, 4)])
         stages = tuple(replace(stage, lr=0.05) for stage in schedule.stages)
         plan = Plan(0, 0, "rich", schedule.piece, stages)
-        updates[lasting] = train(make_site(fedepth), fedepth.setup(), plan)
+        updates[lasting] = train(make_runner(fedepth), fedepth.setup(), plan)
     stage, lasts = updates["stage"], updates["round"]
     assert (
         stage.memory.keys() == lasts.memory.keys() == {f"peers.0.{n}" for n in inner(lasts.tensors)}
@@ -230,8 +230,8 @@ def test_peers_keep_their_optimizer_as_well() -> None:
 def test_only_what_was_trained_is_sent_and_moves_the_server() -> None:
     fedepth = make()
     plan = plan_for(fedepth, [(2, 3), (3, 4)])  # The first two do not fit.
-    state, site = start(fedepth, plan), make_site(fedepth)
-    update = train(site, state, plan)
+    state, runner = start(fedepth, plan), make_runner(fedepth)
+    update = train(runner, state, plan)
     parts = {".".join(name.split(".")[:3]) for name in update.tensors}
     assert {part for part in parts if "head" not in part} == {"model.blocks.2", "model.blocks.3"}
     merged = fedepth.merge(state, [update]).tensors
@@ -242,11 +242,11 @@ def test_only_what_was_trained_is_sent_and_moves_the_server() -> None:
 
 def test_the_head_goes_on_from_run_to_run_and_blocks_from_what_was_received() -> None:
     fedepth = make()
-    site = make_site(fedepth)
+    runner = make_runner(fedepth)
     both = plan_for(fedepth, [(0, 2), (2, 4)])
     state = start(fedepth, both)
-    whole = inner(train(site, state, both).tensors)
-    first = inner(train(site, state, replace(both, stages=both.stages[:1])).tensors)
+    whole = inner(train(runner, state, both).tensors)
+    first = inner(train(runner, state, replace(both, stages=both.stages[:1])).tensors)
     for name in first:
         assert torch.equal(whole[name], first[name]) == name.startswith(("stem", "blocks")), name
     assert not torch.equal(whole["head.linear.weight"], first["head.linear.weight"])
@@ -257,11 +257,11 @@ def test_the_head_goes_on_from_run_to_run_and_blocks_from_what_was_received() ->
 def test_frozen_blocks_keep_their_bits_and_statistics(stop: int) -> None:
     # Momentum and weight decay are on; the blocks before were trained earlier in the same round.
     fedepth = make(make_task(epochs=2, norm="tracked", momentum=0.9, weight_decay=0.1))
-    site = make_site(fedepth)
+    runner = make_runner(fedepth)
     plan = plan_for(fedepth, [(number, number + 1) for number in range(stop + 1)])
     state = start(fedepth, plan)
-    before = inner(train(site, state, replace(plan, stages=plan.stages[:stop])).tensors)
-    after = inner(train(site, state, plan).tensors)
+    before = inner(train(runner, state, replace(plan, stages=plan.stages[:stop])).tensors)
+    after = inner(train(runner, state, plan).tensors)
     for name in before:
         if not name.startswith("head"):
             assert torch.equal(before[name], after[name]), name
@@ -277,14 +277,14 @@ def test_dropout_is_off_in_frozen_blocks() -> None:
     task = make_task("vit", {**VIT, "dropout": 0.5}, epochs=1)
     fedepth = make(task)
     plan = plan_for(fedepth, [(1, 2)])
-    site, state = make_site(fedepth), start(fedepth, plan)
+    runner, state = make_runner(fedepth), start(fedepth, plan)
     module: Any = fedepth.module(plan.piece)
     seen: list[tuple[nn.Module, Tensor]] = []
     handles = [
         part.register_forward_hook(lambda part, _, out: seen.append((part, out.detach())))
         for part in (module.model.stem, *module.model.blocks)
     ]
-    train(site, state, plan)
+    train(runner, state, plan)
     for handle in handles:
         handle.remove()
     assert {part for part, _ in seen} == {module.model.stem, *module.model.blocks[:2]}
@@ -315,14 +315,14 @@ def test_metered_is_predicted_for_every_stage(
     heads: str, link: str, optimizer: str, batch: int
 ) -> None:
     fedepth = metered(heads, link, optimizer, batch)
-    site = with_rows(make_site(fedepth), batch)
+    runner = with_rows(make_runner(fedepth), batch)
     plan = plan_for(fedepth, RUNS)
     state = start(fedepth, plan)
     for stage in plan.stages:
         predicted = fedepth.footprint(plan.piece, stage).peak
-        update = train(site, state, replace(plan, stages=(stage,), budget=predicted))
+        update = train(runner, state, replace(plan, stages=(stage,), budget=predicted))
         assert update.peak_bytes == predicted
-        short = site.train(state, replace(plan, stages=(stage,), budget=predicted - 1))
+        short = runner.train(state, replace(plan, stages=(stage,), budget=predicted - 1))
         assert isinstance(short, Refusal)
         assert "out of budget" in short.reason
 
@@ -336,26 +336,26 @@ def test_what_an_optimizer_keeps_is_within_the_predicted_bytes(optimizer: str) -
     plan = plan_for(fedepth, ((1, 2), (2, 3), (3, 4)))
     peaks = [fedepth.footprint(plan.piece, stage).peak for stage in plan.stages]
     assert max(peaks) == peaks[-1]
-    site, state = make_site(fedepth), start(fedepth, plan)
-    assert train(site, state, replace(plan, budget=peaks[-1])).peak_bytes == peaks[-1]
-    short = site.train(state, replace(plan, budget=peaks[-1] - 1))
+    runner, state = make_runner(fedepth), start(fedepth, plan)
+    assert train(runner, state, replace(plan, budget=peaks[-1])).peak_bytes == peaks[-1]
+    short = runner.train(state, replace(plan, budget=peaks[-1] - 1))
     assert isinstance(short, Refusal)
 
 
 def test_metered_is_predicted_for_models_that_learn_together() -> None:
     fedepth = make(make_task(batch=32, epochs=2, max_steps=2), models=3)
-    site, state = with_rows(make_site(fedepth), 32), fedepth.setup()
+    runner, state = with_rows(make_runner(fedepth), 32), fedepth.setup()
     schedules = [fedepth._regular(2), fedepth._mixed(1, 1, 3)]
     for schedule in schedules:
         schedule = _in_order([schedule])
         plan = Plan(0, 0, "rich", schedule.piece, (replace(schedule.stages[0], epochs=2),))
         predicted = fedepth.footprint(plan.piece, plan.stages[0]).peak
-        assert train(site, state, replace(plan, budget=predicted)).peak_bytes == predicted
+        assert train(runner, state, replace(plan, budget=predicted)).peak_bytes == predicted
 
 
-def with_rows(site: Site, count: int) -> Site:
-    """Return a site whose devices have so many samples, some of them often."""
-    return replace(site, partition=Partition(torch.arange(3 * count) % 36, torch.arange(4) * count))
+def with_rows(runner: DeviceRunner, count: int) -> DeviceRunner:
+    """Return a runner whose devices have so many samples, some of them often."""
+    return replace(runner, partition=Partition(torch.arange(3 * count) % 36, torch.arange(4) * count))
 
 
 # ---- fixed batches and buffers
@@ -395,19 +395,19 @@ def test_buffers_do_not_change_a_bit(
 ) -> None:
     task = make_task(epochs=2, norm=norm, augment="crop-flip")
     fixed, buffered = make(task, data="fixed"), make(task, data="buffered")
-    site = make_site(fixed)
+    runner = make_runner(fixed)
     state = start(fixed, plan_for(fixed, runs))
-    expected = train(site, state, plan_for(fixed, runs, device=2)).tensors
+    expected = train(runner, state, plan_for(fixed, runs, device=2)).tensors
     assert places == [(True, 0)]
     places.clear()
-    site = make_site(buffered)
+    runner = make_runner(buffered)
     plan = plan_for(buffered, runs, device=2)
-    in_memory = train(site, state, plan)
+    in_memory = train(runner, state, plan)
     same(in_memory.tensors, expected)
     assert places == [(True, 0)] * 5  # Images, then the stem's outputs and those of three blocks.
     places.clear()
     tight = max(buffered.footprint(plan.piece, stage).peak for stage in plan.stages)
-    on_disk = train(site, state, replace(plan, budget=tight))
+    on_disk = train(runner, state, replace(plan, budget=tight))
     same(on_disk.tensors, expected)
     # Small feature maps may find room in a late stage.
     assert places[:3] == [(False, 0)] * 3
@@ -423,7 +423,7 @@ def test_fresh_batches_are_others() -> None:
     for data in ("fresh", "fixed"):
         fedepth = make(task, data=data)
         plan = plan_for(fedepth, RUNS)
-        seen[data] = train(make_site(fedepth), start(fedepth, plan), plan).tensors
+        seen[data] = train(make_runner(fedepth), start(fedepth, plan), plan).tensors
     assert not torch.equal(*(t["model.head.linear.weight"] for t in seen.values()))
 
 
@@ -432,7 +432,7 @@ def test_buffers_are_in_memory_as_far_as_there_is_room(
     data: str, places: list[tuple[bool, int]]
 ) -> None:
     fedepth = make(make_task(epochs=2), data=data)
-    site = make_site(fedepth)
+    runner = make_runner(fedepth)
     state = fedepth.setup()
     base = plan_for(fedepth, [(0, 2), (2, 4)], device=1)  # One of its nine samples is left over.
     tight = max(fedepth.footprint(base.piece, stage).peak for stage in base.stages)
@@ -440,7 +440,7 @@ def test_buffers_are_in_memory_as_far_as_there_is_room(
     seen, results = [], []
     for budget in (tight, tight + images - 1, tight + images, tight + 5000, tight + 10**6):
         places.clear()
-        update = train(site, state, replace(base, budget=budget))
+        update = train(runner, state, replace(base, budget=budget))
         assert update.peak_bytes is not None
         assert update.peak_bytes <= budget
         seen.append(sum(in_memory for in_memory, _ in places))
@@ -454,7 +454,7 @@ def test_buffers_are_in_memory_as_far_as_there_is_room(
     # A device is not told the peak of another one with the same stages and more room.
     peaks = [update.peak_bytes or 0 for update in results]
     assert peaks[0] < peaks[-1]
-    assert train(site, state, replace(base, budget=tight)).peak_bytes == peaks[0]
+    assert train(runner, state, replace(base, budget=tight)).peak_bytes == peaks[0]
 
 
 def test_what_a_stage_left_is_not_alive_while_a_buffer_is_filled(
@@ -469,7 +469,7 @@ def test_what_a_stage_left_is_not_alive_while_a_buffer_is_filled(
         return through(buffer, module, *rest)
 
     monkeypatch.setattr(buffering.Buffer, "through", spy)
-    train(make_site(fedepth), fedepth.setup(), plan)
+    train(make_runner(fedepth), fedepth.setup(), plan)
     assert alive == [0] * 4
 
 
@@ -486,7 +486,7 @@ def test_files_are_gone_after_a_failure(
 ) -> None:
     fedepth = make(make_task(epochs=2), data="buffered")
     plan = plan_for(fedepth, RUNS)
-    outcome = make_site(fedepth).train(fedepth.setup(), replace(plan, budget=20_000))
+    outcome = make_runner(fedepth).train(fedepth.setup(), replace(plan, budget=20_000))
     assert isinstance(outcome, Refusal)
     assert not places[0][0]
     assert not files()
@@ -506,9 +506,9 @@ def test_prefixes_in_parts_give_the_same(model: str, args: dict[str, Any], norm:
         blocks = replace(Blocks.read(stage.cut["blocks"]), micro=3)
         (part,) = fedepth._staged(blocks).stages
         stages.append(replace(part, lr=stage.lr, epochs=stage.epochs))
-    site, state = make_site(fedepth), fedepth.setup()
-    expected = train(site, state, whole).tensors
-    found = train(site, state, replace(whole, stages=tuple(stages))).tensors
+    runner, state = make_runner(fedepth), fedepth.setup()
+    expected = train(runner, state, whole).tensors
+    found = train(runner, state, replace(whole, stages=tuple(stages))).tensors
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
@@ -553,11 +553,11 @@ def together(fedepth: FeDepth, peers: int, device: int = 0, round_index: int = 0
     return Plan(device, round_index, "rich", schedule.piece, (stage,))
 
 
-def two_by_hand(site: Site, nets: list[nn.Module], round_index: int) -> None:
+def two_by_hand(runner: DeviceRunner, nets: list[nn.Module], round_index: int) -> None:
     """Train two models with two optimisers, as the paper writes it."""
-    task, data = site.method.task, site.dataset
-    recipe, rows = task.recipe, site.partition.shard(0)
-    images = site.transform(data.train_images, None)
+    task, data = runner.method.task, runner.dataset
+    recipe, rows = task.recipe, runner.partition.shard(0)
+    images = runner.transform(data.train_inputs, None)
     generator = rng.torch_generator(task.seed, "batches", round_index, 0)
     optimizers = [make_optimizer(recipe, list(net.parameters()), recipe.lr) for net in nets]
     for _ in range(recipe.epochs):
@@ -576,11 +576,11 @@ def two_by_hand(site: Site, nets: list[nn.Module], round_index: int) -> None:
 
 def test_two_rounds_of_two_models_by_hand() -> None:
     fedepth = make(make_task(epochs=2))
-    site, state = make_site(fedepth), fedepth.setup()
+    runner, state = make_runner(fedepth), fedepth.setup()
     nets = [fedepth.task.build(), fedepth.task.build()]  # The peer starts from what comes first.
     for round_index in range(2):
-        update = train(site, state, together(fedepth, 1, round_index=round_index))
-        two_by_hand(site, nets, round_index)
+        update = train(runner, state, together(fedepth, 1, round_index=round_index))
+        two_by_hand(runner, nets, round_index)
         for prefix, tensors, net in (
             ("model.", update.tensors, nets[0]),
             ("peers.0.", update.memory, nets[1]),
@@ -605,15 +605,15 @@ def test_two_rounds_of_two_models_by_hand() -> None:
 
 def test_another_peer_starts_from_what_is_received_when_it_comes() -> None:
     fedepth = make(make_task(), models=3)
-    site, state = make_site(fedepth), fedepth.setup()
-    memory = train(site, state, together(fedepth, 1)).memory
+    runner, state = make_runner(fedepth), fedepth.setup()
+    memory = train(runner, state, together(fedepth, 1)).memory
     news = State({n: t + 0.01 for n, t in state.tensors.items()}, devices={0: memory})
     seen = {}
     fit = fedepth.fit
     fedepth.fit = lambda plan, tensors, shard, **_: (
         seen.update(tensors) or fit(plan, tensors, shard)
     )  # type: ignore[func-returns-value, method-assign]
-    update = train(site, news, together(fedepth, 2, round_index=1))
+    update = train(runner, news, together(fedepth, 2, round_index=1))
     for name, tensor in news.tensors.items():
         assert torch.equal(seen[f"{PEERS}0.{name}"], memory[f"{PEERS}0.{name}"])
         assert torch.equal(seen[f"{PEERS}1.{name}"], tensor)
@@ -622,12 +622,12 @@ def test_another_peer_starts_from_what_is_received_when_it_comes() -> None:
 
 def test_blocks_of_a_peer_in_turn() -> None:
     fedepth = make(make_task(epochs=1, weight_decay=0.1))
-    site, state = make_site(fedepth), fedepth.setup()
+    runner, state = make_runner(fedepth), fedepth.setup()
     schedule = _in_order([fedepth._mixed(0, 0, 2), fedepth._mixed(0, 2, 4)])
     stages = tuple(replace(stage, lr=0.05) for stage in schedule.stages)
     plan = Plan(0, 0, "rich", schedule.piece, stages)
-    first = train(site, state, replace(plan, stages=stages[:1]))
-    both = train(site, state, plan)
+    first = train(runner, state, replace(plan, stages=stages[:1]))
+    both = train(runner, state, plan)
     for name in state.tensors:
         unmoved = torch.equal(first.memory[f"peers.0.{name}"], state.tensors[name])
         assert unmoved == name.startswith(("blocks.2", "blocks.3")), name
@@ -654,11 +654,11 @@ def test_epochs_in_total_are_the_same_steps_for_all(
 ) -> None:
     task = make_task(epochs=epochs, ratios=(0.4, 0.6, 1.0))
     fedepth = make(task, assign="ratio", epochs="total")
-    site, state = with_rows(make_site(fedepth), rows), fedepth.setup()
+    runner, state = with_rows(make_runner(fedepth), rows), fedepth.setup()
     for ratio, expected in zip((0.4, 0.6, 1.0), steps, strict=True):
         plan = fedepth.plan(state, Device(0, "some", ratio=ratio), 0)
         assert [workload(stage, rows, task.recipe)[0] for stage in plan.stages] == expected
-        assert train(site, state, plan).steps == sum(expected)
+        assert train(runner, state, plan).steps == sum(expected)
 
 
 def test_epochs_for_each_run_are_all_of_them() -> None:
@@ -674,7 +674,7 @@ def test_a_single_step_does_not_speak_for_devices_that_take_several() -> None:
     state, device = fedepth.setup(), Device(0, "some", ratio=0.4)
     plan = fedepth.plan(state, device, 0)
     # Both have more than two batches; the first takes one step in each run, the second two.
-    one, two = (train(with_rows(make_site(fedepth), n), state, plan) for n in (24, 48))
+    one, two = (train(with_rows(make_runner(fedepth), n), state, plan) for n in (24, 48))
     assert (one.steps, two.steps) == (3, 6)
     assert one.peak_bytes is not None
     assert two.peak_bytes is not None
@@ -705,7 +705,7 @@ def test_proximal_term_pulls_towards_what_was_received() -> None:
         fedepth = make(make_task(epochs=3, proximal=mu, momentum=0.0))
         plan = plan_for(fedepth, [(0, 2), (2, 4)])
         state = start(fedepth, plan)
-        update = inner(train(make_site(fedepth), state, plan).tensors)
+        update = inner(train(make_runner(fedepth), state, plan).tensors)
         moved[mu] = {n: float((update[n] - t).norm()) for n, t in state.tensors.items()}
     for part in ("stem.conv.weight", "blocks.0.conv1.weight", "blocks.3.conv2.weight"):
         assert moved[5.0][part] < 0.7 * moved[0.0][part]
@@ -715,12 +715,12 @@ def test_proximal_term_pulls_towards_what_was_received() -> None:
 
 def test_server_optimiser_leaves_alone_what_nobody_trained() -> None:
     fedepth = make(make_task(server="fedadam", server_lr=0.1), heads="auxiliary")
-    site = make_site(fedepth)
+    runner = make_runner(fedepth)
     plan = plan_for(fedepth, [(2, 3), (3, 4)])
     other = plan_for(fedepth, [(0, 1), (1, 2)])
     state = start(fedepth, plan, other)
-    first = fedepth.merge(state, [train(site, state, plan)])
-    second = fedepth.merge(first, [train(site, first, replace(plan, round=1))])
+    first = fedepth.merge(state, [train(runner, state, plan)])
+    second = fedepth.merge(first, [train(runner, first, replace(plan, round=1))])
     for name in state.tensors:
         covered = name.startswith(("blocks.2", "blocks.3", "head", "exits.3"))
         for before, after in ((state, first), (first, second)):
@@ -751,7 +751,7 @@ def test_a_model_of_ones_own_gives_the_same_bits(
     seen = []
     for fedepth in (make(), make(make_task(model, anatomy=anatomy, epochs=2))):
         plan = plan_for(fedepth, RUNS)
-        seen.append(inner(train(make_site(fedepth), fedepth.setup(), plan).tensors))
+        seen.append(inner(train(make_runner(fedepth), fedepth.setup(), plan).tensors))
     rename = dict(zip(known, names, strict=True))
     expected = {
         new + name.removeprefix(old): tensor
@@ -765,7 +765,7 @@ def test_a_model_of_ones_own_gives_the_same_bits(
 def test_a_list_of_layers_with_and_without_weights_is_trained() -> None:
     fedepth = make(make_task("depth_cases:perceptron"))
     plan = plan_for(fedepth, [(0, 2), (2, 3), (3, 4)])
-    update = train(make_site(fedepth), fedepth.setup(), plan)
+    update = train(make_runner(fedepth), fedepth.setup(), plan)
     assert inner(update.tensors).keys() == fedepth.setup().tensors.keys()
 
 

@@ -15,7 +15,7 @@ from sizewise import config as configs
 from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State, sha256
@@ -28,40 +28,40 @@ from sizewise.training.task import Task
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
 DEVICES = [Device(number, "any") for number in range(3)]
 
-MakeSite = Callable[..., Site]
+MakeSite = Callable[..., DeviceRunner]
 
 
 @pytest.fixture
-def make_site(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
+def make_runner(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
     """Return a maker of sites: a shallow model on devices, a deep one on the server."""
 
-    def make(options: dict[str, Any] | None = None, **recipe: Any) -> Site:
+    def make(options: dict[str, Any] | None = None, **recipe: Any) -> DeviceRunner:
         task = make_task(DEEP, {}, **{"norm": "tracked", **recipe})
         chosen = {"client": SHALLOW, "server_epochs": 2, **(options or {})}
-        return Site(FedGKT(task, FedGKT.Options(**chosen)), dataset, partition)
+        return DeviceRunner(FedGKT(task, FedGKT.Options(**chosen)), dataset, partition)
 
     return make
 
 
 def do_round(
-    site: Site, state: State, round_index: int, devices: Sequence[Device] = DEVICES
+    runner: DeviceRunner, state: State, round_index: int, devices: Sequence[Device] = DEVICES
 ) -> tuple[State, list[Update]]:
     """Do a round with all devices, or with some."""
-    return rounds.do_round(site, state, round_index, devices)
+    return rounds.do_round(runner, state, round_index, devices)
 
 
-def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(make_site: MakeSite) -> None:
-    site = make_site()
-    method: Any = site.method
-    state, updates = do_round(site, method.setup(), 0)
+def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(make_runner: MakeSite) -> None:
+    runner = make_runner()
+    method: Any = runner.method
+    state, updates = do_round(runner, method.setup(), 0)
     for update in updates:
-        rows = site.partition.shard(update.plan.device)
+        rows = runner.partition.shard(update.plan.device)
         assert update.tensors == {}
         assert set(update.shared) == {FEATURES, LOGITS, LABELS}
-        assert torch.equal(update.shared[LABELS], site.dataset.train_labels[rows])
+        assert torch.equal(update.shared[LABELS], runner.dataset.train_labels[rows])
         model: Any = method.build(method.small)
         model.load_state_dict(update.memory)
-        images = site.transform(site.dataset.train_images[rows], None)
+        images = runner.transform(runner.dataset.train_inputs[rows], None)
         features = model.eval().stem(images)
         torch.testing.assert_close(update.shared[FEATURES], features)
         torch.testing.assert_close(update.shared[LOGITS], model(images))
@@ -69,12 +69,12 @@ def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(make_site: 
     assert "blocks.2.0.weight" in state.tensors
 
 
-def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_site: MakeSite) -> None:
+def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_runner: MakeSite) -> None:
     """A slow reference: one pass after the other over the joined samples."""
-    site = make_site(batch=7, lr=0.02, weight_decay=1e-3)
-    method: Any = site.method
+    runner = make_runner(batch=7, lr=0.02, weight_decay=1e-3)
+    method: Any = runner.method
     before = method.setup()
-    state, updates = do_round(site, before, 0)
+    state, updates = do_round(runner, before, 0)
     features, labels = (
         torch.cat([update.shared[name] for update in updates]) for name in (FEATURES, LABELS)
     )
@@ -98,21 +98,21 @@ def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_site: MakeS
         torch.testing.assert_close(state.memory[f"{LOGITS}/{number}"], rows)
 
 
-def test_devices_learn_from_the_answers_from_their_second_round_on(make_site: MakeSite) -> None:
-    site = make_site()
-    method = site.method
-    state, _ = do_round(site, method.setup(), 0, DEVICES[:2])
+def test_devices_learn_from_the_answers_from_their_second_round_on(make_runner: MakeSite) -> None:
+    runner = make_runner()
+    method = runner.method
+    state, _ = do_round(runner, method.setup(), 0, DEVICES[:2])
     plans = [method.plan(state, device, 1) for device in DEVICES]
     assert [plan.stages[0].name for plan in plans] == ["distil", "distil", "local"]
     assert torch.equal(method.parcel(state, plans[0])[LOGITS], state.memory[f"{LOGITS}/0"])
     assert method.parcel(state, plans[2]) == {}
-    taught = site.train(state, plans[0])
-    untaught = site.train(state, plans[0], {})
+    taught = runner.train(state, plans[0])
+    untaught = runner.train(state, plans[0], {})
     assert isinstance(taught, Update)
     assert isinstance(untaught, Update)
     assert taught.loss > untaught.loss  # A distance is added to the cross entropy.
     # A device that is not asked keeps its answers.
-    later, _ = do_round(site, state, 1, DEVICES[1:])
+    later, _ = do_round(runner, state, 1, DEVICES[1:])
     assert torch.equal(later.memory[f"{LOGITS}/0"], state.memory[f"{LOGITS}/0"])
     assert not torch.equal(later.memory[f"{LOGITS}/1"], state.memory[f"{LOGITS}/1"])
 
@@ -123,21 +123,21 @@ def softened(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return 9 * (truth * (truth.log() - (logits / 3).log_softmax(1))).sum(1).mean()
 
 
-def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_site: MakeSite) -> None:
+def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_runner: MakeSite) -> None:
     """One Adam with AMSGrad for a device and one for the server, over three rounds."""
     numbers = {"lr": 0.01, "weight_decay": 1e-4}
-    site = make_site({"optimizers": "run"}, optimizer="amsgrad", batch=5, **numbers)
-    method: Any = site.method
+    runner = make_runner({"optimizers": "run"}, optimizer="amsgrad", batch=5, **numbers)
+    method: Any = runner.method
     state, device = method.setup(), DEVICES[1]
     small, large = method.build(method.small).train(), method.build(method.main).train()
     ours, theirs = (
         torch.optim.Adam(model.parameters(), amsgrad=True, **numbers) for model in (small, large)
     )
-    rows = site.partition.shard(1)
-    images = site.transform(site.dataset.train_images[rows], None)
-    labels, answers = site.dataset.train_labels[rows], None
+    rows = runner.partition.shard(1)
+    images = runner.transform(runner.dataset.train_inputs[rows], None)
+    labels, answers = runner.dataset.train_labels[rows], None
     for number in range(3):
-        state, (update,) = do_round(site, state, number, [device])
+        state, (update,) = do_round(runner, state, number, [device])
         small.train()
         order = torch.randperm(10, generator=rng.torch_generator(0, "batches", number, 1))
         for batch in order.split(5):
@@ -163,7 +163,7 @@ def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_site: M
     assert int(state.memory["optimizer/step/head.0.weight"]) == 3 * 4
     assert int(state.devices[1]["optimizer/step/head.weight"]) == 3 * 2
     # Fresh ones in each round do something else.
-    fresh = make_site({}, optimizer="amsgrad", batch=5, **numbers)
+    fresh = make_runner({}, optimizer="amsgrad", batch=5, **numbers)
     other = method.setup()
     for number in range(2):
         other, _ = do_round(fresh, other, number, [device])
@@ -172,30 +172,30 @@ def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_site: M
 
 @pytest.mark.parametrize("optimizer", ["sgd", "amsgrad"])
 def test_what_is_remembered_is_not_changed_and_within_the_predicted_bytes(
-    make_site: MakeSite, optimizer: str
+    make_runner: MakeSite, optimizer: str
 ) -> None:
-    site = make_site({"optimizers": "run"}, optimizer=optimizer, lr=0.01)
-    state, _ = do_round(site, site.method.setup(), 0)
+    runner = make_runner({"optimizers": "run"}, optimizer=optimizer, lr=0.01)
+    state, _ = do_round(runner, runner.method.setup(), 0)
     before = [sha256(state.memory), sha256(state.devices[2])]
-    plan = site.method.plan(state, DEVICES[2], 1)
+    plan = runner.method.plan(state, DEVICES[2], 1)
     assert plan.predicted is not None
-    update = site.train(state, replace(plan, budget=plan.predicted))
+    update = runner.train(state, replace(plan, budget=plan.predicted))
     assert isinstance(update, Update), update
     assert update.peak_bytes == plan.predicted
-    site.method.merge(state, [update])
+    runner.method.merge(state, [update])
     assert [sha256(state.memory), sha256(state.devices[2])] == before
     # A step is all it takes: unlike a fresh one, this optimiser has its moments from the start.
-    short = replace(site.method.task.recipe, max_steps=1)
-    task = replace(site.method.task, recipe=short, enforce=True)
-    again = Site(FedGKT(task, site.method.options), site.dataset, site.partition)
+    short = replace(runner.method.task.recipe, max_steps=1)
+    task = replace(runner.method.task, recipe=short, enforce=True)
+    again = DeviceRunner(FedGKT(task, runner.method.options), runner.dataset, runner.partition)
     single = again.train(state, again.method.plan(state, DEVICES[2], 1))
     assert isinstance(single, Update), single
     assert single.peak_bytes == plan.predicted
 
 
-def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_site: MakeSite) -> None:
-    state = make_site().method.setup()
-    assert make_site().method.merge(state, []) is state
+def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_runner: MakeSite) -> None:
+    state = make_runner().method.setup()
+    assert make_runner().method.merge(state, []) is state
 
 
 @pytest.mark.parametrize(
@@ -209,38 +209,38 @@ def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_site: MakeS
         (lambda told: {FEATURES: told[FEATURES]}, "was asked for and did not come"),
     ],
 )
-def test_what_does_not_fit_is_refused(make_site: MakeSite, damage: Any, reason: str) -> None:
-    site = make_site()
-    state, updates = do_round(site, site.method.setup(), 0)
+def test_what_does_not_fit_is_refused(make_runner: MakeSite, damage: Any, reason: str) -> None:
+    runner = make_runner()
+    state, updates = do_round(runner, runner.method.setup(), 0)
     with pytest.raises(UpdateRefused, match=reason):
-        site.method.check(state, replace(updates[1], shared=damage(updates[1].shared)))
+        runner.method.check(state, replace(updates[1], shared=damage(updates[1].shared)))
 
 
-def test_clipping_and_noise_blur_features_and_logits(make_site: MakeSite) -> None:
-    site = make_site({"clip": 0.25})
-    _, updates = do_round(site, site.method.setup(), 0)
+def test_clipping_and_noise_blur_features_and_logits(make_runner: MakeSite) -> None:
+    runner = make_runner({"clip": 0.25})
+    _, updates = do_round(runner, runner.method.setup(), 0)
     for update in updates:
         for name in (FEATURES, LOGITS):
             assert float(update.shared[name].norm(dim=1).max()) <= 0.25 + 1e-6
-    noisy = make_site({"noise": 0.5})
+    noisy = make_runner({"noise": 0.5})
     _, others = do_round(noisy, noisy.method.setup(), 0)
-    _, plain = do_round(make_site(), make_site().method.setup(), 0)
+    _, plain = do_round(make_runner(), make_runner().method.setup(), 0)
     added = others[2].shared[FEATURES] - plain[2].shared[FEATURES]
     assert 0.3 < float(added.std()) < 0.7
     assert torch.equal(others[2].shared[LABELS], plain[2].shared[LABELS])
 
 
-def test_predicted_bytes_hold_what_a_step_needs(make_site: MakeSite) -> None:
-    site = make_site(momentum=0.9)
-    state, _ = do_round(site, site.method.setup(), 0)
-    plan = site.method.plan(state, DEVICES[2], 1)
+def test_predicted_bytes_hold_what_a_step_needs(make_runner: MakeSite) -> None:
+    runner = make_runner(momentum=0.9)
+    state, _ = do_round(runner, runner.method.setup(), 0)
+    plan = runner.method.plan(state, DEVICES[2], 1)
     assert plan.predicted is not None
-    update = site.train(state, replace(plan, budget=plan.predicted))
+    update = runner.train(state, replace(plan, budget=plan.predicted))
     assert isinstance(update, Update), update
     assert update.peak_bytes == plan.predicted
-    assert "out of budget" in str(site.train(state, replace(plan, budget=plan.predicted - 1)))
+    assert "out of budget" in str(runner.train(state, replace(plan, budget=plan.predicted - 1)))
     with pytest.raises(BudgetTooSmall):
-        site.method.plan(state, replace(DEVICES[2], memory=plan.predicted - 1), 1)
+        runner.method.plan(state, replace(DEVICES[2], memory=plan.predicted - 1), 1)
 
 
 # ---- a whole run

@@ -19,7 +19,7 @@ from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -33,11 +33,11 @@ from sizewise.training.task import Task
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
 DEVICES = [Device(0, "a", model=SHALLOW), Device(1, "b", model=DEEP), Device(2, "c", model=DEEP)]
 
-MakeSite = Callable[..., Site]
+MakeSite = Callable[..., DeviceRunner]
 
 
 @pytest.fixture
-def make_site(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
+def make_runner(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
     """Return a maker of sites: three devices of two architectures by default."""
 
     def make(
@@ -46,25 +46,25 @@ def make_site(make_task: Callable[..., Task], dataset: Dataset, partition: Parti
         models: tuple[str, ...] = (SHALLOW, DEEP),
         args: dict[str, Any] | None = None,
         **recipe: Any,
-    ) -> Site:
+    ) -> DeviceRunner:
         recipe = {"norm": "tracked", "weighting": "equal", **recipe}
         task = replace(make_task(model, args or {}, **recipe), models=models)
-        return Site(FedIN(task, FedIN.Options(**options or {})), dataset, partition)
+        return DeviceRunner(FedIN(task, FedIN.Options(**options or {})), dataset, partition)
 
     return make
 
 
 def do_round(
-    site: Site, state: State, round_index: int, devices: Sequence[Device] = DEVICES
+    runner: DeviceRunner, state: State, round_index: int, devices: Sequence[Device] = DEVICES
 ) -> tuple[State, list[Update]]:
     """Do a round with all devices, or with some."""
-    return rounds.do_round(site, state, round_index, devices)
+    return rounds.do_round(runner, state, round_index, devices)
 
 
-def run(site: Site, rounds: int = 2, devices: list[Device] = DEVICES) -> State:
-    state = site.method.setup()
+def run(runner: DeviceRunner, rounds: int = 2, devices: list[Device] = DEVICES) -> State:
+    state = runner.method.setup()
     for round_index in range(rounds):
-        state, _ = do_round(site, state, round_index, devices)
+        state, _ = do_round(runner, state, round_index, devices)
     return state
 
 
@@ -72,15 +72,15 @@ def run(site: Site, rounds: int = 2, devices: list[Device] = DEVICES) -> State:
 
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential", "none"])
-def test_intermediate_layers_never_appear_in_messages(make_site: MakeSite, rule: str) -> None:
-    site = make_site({"rule": rule})
-    method, state = site.method, site.method.setup()
+def test_intermediate_layers_never_appear_in_messages(make_runner: MakeSite, rule: str) -> None:
+    runner = make_runner({"rule": rule})
+    method, state = runner.method, runner.method.setup()
     for round_index in range(3):
         for device in DEVICES:
             plan = method.plan(state, device, round_index)
             sent = {*method.view(plan.piece), *method.parcel(state, plan)}
             assert not any(name.startswith("blocks") for name in sent)
-        state, updates = do_round(site, state, round_index)
+        state, updates = do_round(runner, state, round_index)
         for update in updates:
             names = {name.partition(".")[0] for name in update.tensors}
             assert names == {"stem", "head"}
@@ -95,32 +95,32 @@ def test_intermediate_layers_never_appear_in_messages(make_site: MakeSite, rule:
     assert parameters >= set(method.parameters(state)) == set(state.tensors)
 
 
-def test_devices_keep_their_layers_from_round_to_round(make_site: MakeSite) -> None:
-    site = make_site()
-    state = run(site, 1)
+def test_devices_keep_their_layers_from_round_to_round(make_runner: MakeSite) -> None:
+    runner = make_runner()
+    state = run(runner, 1)
     before = state.devices[1]
-    model = site.method.deploy(state)[f"device 1 ({DEEP})"]().state_dict()
+    model = runner.method.deploy(state)[f"device 1 ({DEEP})"]().state_dict()
     for name, tensor in before.items():
         assert torch.equal(model[name], tensor)
     for name, tensor in state.tensors.items():
         assert torch.equal(model[name], tensor)
     assert not torch.equal(
-        before["blocks.0.0.weight"], run(site, 2).devices[1]["blocks.0.0.weight"]
+        before["blocks.0.0.weight"], run(runner, 2).devices[1]["blocks.0.0.weight"]
     )
 
 
-def test_the_server_takes_the_mean_of_the_ends(make_site: MakeSite) -> None:
-    site = make_site()
-    state, updates = do_round(site, site.method.setup(), 0)
+def test_the_server_takes_the_mean_of_the_ends(make_runner: MakeSite) -> None:
+    runner = make_runner()
+    state, updates = do_round(runner, runner.method.setup(), 0)
     for name, tensor in state.tensors.items():
         expected = torch.stack([update.tensors[name] for update in updates]).mean(0)
         torch.testing.assert_close(tensor, expected)
 
 
-def test_an_upgraded_device_begins_its_new_model_afresh(make_site: MakeSite) -> None:
-    site = make_site()
-    state = run(site, 1)
-    method: Any = site.method
+def test_an_upgraded_device_begins_its_new_model_afresh(make_runner: MakeSite) -> None:
+    runner = make_runner()
+    state = run(runner, 1)
+    method: Any = runner.method
     piece = method.piece(DEEP)
     received = {**state.tensors}
     fresh = method.start(piece, received, {})
@@ -133,11 +133,11 @@ def test_an_upgraded_device_begins_its_new_model_afresh(make_site: MakeSite) -> 
     )
 
 
-def test_a_device_with_frozen_layers_remembers_the_others(make_site: MakeSite) -> None:
+def test_a_device_with_frozen_layers_remembers_the_others(make_runner: MakeSite) -> None:
     model = "mixed_models:partly_frozen"
-    site = make_site(model=model, models=(model,))
-    state, _ = do_round(site, site.method.setup(), 0, [Device(0, "a", model=model)])
-    method: Any = site.method
+    runner = make_runner(model=model, models=(model,))
+    state, _ = do_round(runner, runner.method.setup(), 0, [Device(0, "a", model=model)])
+    method: Any = runner.method
     start = method.start(method.piece(model), state.tensors, state.devices[0])
     assert not any(name.startswith("blocks.0.") for name in state.devices[0])
     for name, tensor in state.devices[0].items():
@@ -148,10 +148,10 @@ def test_a_device_with_frozen_layers_remembers_the_others(make_site: MakeSite) -
 
 
 def reference(
-    site: Site, start: dict[str, Tensor], pairs: tuple[Tensor, Tensor], round_index: int
+    runner: DeviceRunner, start: dict[str, Tensor], pairs: tuple[Tensor, Tensor], round_index: int
 ) -> tuple[nn.Module, list[Tensor]]:
     """Train device 2 as the paper says, in plain torch; return its model and last features."""
-    method: Any = site.method
+    method: Any = runner.method
     recipe, rule, weight = method.task.recipe, method.options.rule, method.options.weight
     model: Any = method.build(method.piece(DEEP))
     model.load_state_dict(start)
@@ -160,13 +160,13 @@ def reference(
     optimizer = torch.optim.SGD(
         model.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay
     )
-    rows = site.partition.shard(2)
+    rows = runner.partition.shard(2)
     generator = rng.torch_generator(method.task.seed, "batches", round_index, 2)
-    data, last = site.dataset, []
+    data, last = runner.dataset, []
     for _ in range(recipe.epochs):
         order = rows[torch.randperm(len(rows), generator=generator)]
         for chosen in torch.split(order, recipe.batch):
-            images = site.transform(data.train_images[chosen], None)
+            images = runner.transform(data.train_inputs[chosen], None)
             early = model.stem(images)
             late = middle(early)
             if len(chosen) == recipe.batch:
@@ -199,16 +199,16 @@ def reference(
 
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential"])
-def test_a_device_does_what_the_paper_says(make_site: MakeSite, rule: str) -> None:
-    site = make_site({"rule": rule, "weight": 0.7}, epochs=2, weight_decay=1e-3)
-    method: Any = site.method
-    state = run(site, 1)
+def test_a_device_does_what_the_paper_says(make_runner: MakeSite, rule: str) -> None:
+    runner = make_runner({"rule": rule, "weight": 0.7}, epochs=2, weight_decay=1e-3)
+    method: Any = runner.method
+    state = run(runner, 1)
     plan = method.plan(state, DEVICES[2], 1)
     assert [stage.name for stage in plan.stages] == [rule]
     parcel = method.parcel(state, plan)
     start = dict(method.start(plan.piece, state.tensors, state.devices[2]))
-    model, last = reference(site, start, (parcel[EARLY], parcel[LATE]), 1)
-    update = site.train(state, plan)
+    model, last = reference(runner, start, (parcel[EARLY], parcel[LATE]), 1)
+    update = runner.train(state, plan)
     assert isinstance(update, Update)
     found = {**update.tensors, **update.memory}
     for name, tensor in model.state_dict().items():
@@ -224,8 +224,8 @@ def test_with_nothing_between_the_ends_it_is_fedavg(
 ) -> None:
     task = make_task("linear", weighting="samples")
     devices = [Device(number, "any") for number in range(3)]
-    ours = run(Site(FedIN(task, FedIN.Options(rule="none")), dataset, partition), 2, devices)
-    theirs = run(Site(FedAvg(task), dataset, partition), 2, devices)
+    ours = run(DeviceRunner(FedIN(task, FedIN.Options(rule="none")), dataset, partition), 2, devices)
+    theirs = run(DeviceRunner(FedAvg(task), dataset, partition), 2, devices)
     assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
 
 
@@ -236,26 +236,26 @@ def test_without_aggregation_and_in_training_it_is_local(
     devices = [Device(number, "any") for number in range(3)]
     alone = FedIN(task, FedIN.Options(rule="none", aggregate=False))
     assert alone.discloses == frozenset()
-    ours = run(Site(alone, dataset, partition), 2, devices)
-    theirs = run(Site(Local(task), dataset, partition), 2, devices)
+    ours = run(DeviceRunner(alone, dataset, partition), 2, devices)
+    theirs = run(DeviceRunner(Local(task), dataset, partition), 2, devices)
     for number in range(3):
         for name, tensor in theirs.devices[number].items():
             assert torch.equal(ours.devices[number][name], tensor)
-    scores = LocalEngine(Site(alone, dataset, partition)).evaluate(ours)
-    others = LocalEngine(Site(Local(task), dataset, partition)).evaluate(theirs)
+    scores = LocalEngine(DeviceRunner(alone, dataset, partition)).evaluate(ours)
+    others = LocalEngine(DeviceRunner(Local(task), dataset, partition)).evaluate(theirs)
     assert [s.counts for s in scores.values()] == [s.counts for s in others.values()]
 
 
 # ---- the store
 
 
-def test_the_first_round_is_local_and_later_ones_get_pairs(make_site: MakeSite) -> None:
-    site = make_site()
-    method, state = site.method, site.method.setup()
+def test_the_first_round_is_local_and_later_ones_get_pairs(make_runner: MakeSite) -> None:
+    runner = make_runner()
+    method, state = runner.method, runner.method.setup()
     plan = method.plan(state, DEVICES[0], 0)
     assert [stage.name for stage in plan.stages] == ["local"]
     assert method.parcel(state, plan) == {}
-    state = run(site, 1)
+    state = run(runner, 1)
     plan = method.plan(state, DEVICES[0], 1)
     parcel = method.parcel(state, plan)
     assert {n: (t.shape, t.dtype) for n, t in parcel.items()} == {
@@ -264,14 +264,14 @@ def test_the_first_round_is_local_and_later_ones_get_pairs(make_site: MakeSite) 
     assert parcel[EARLY].shape == (4, 6)
     assert parcel[LATE].shape == (4, 5)
     # Nobody else has sent anything: there is nothing to learn from.
-    (only,) = [state for state, _ in [do_round(site, method.setup(), 0, DEVICES[:1])]]
+    (only,) = [state for state, _ in [do_round(runner, method.setup(), 0, DEVICES[:1])]]
     assert method.plan(only, DEVICES[0], 1).stages[0].name == "local"
     assert method.plan(only, DEVICES[1], 1).stages[0].name == "sum"
 
 
-def test_pairs_are_drawn_uniformly_over_the_other_devices(make_site: MakeSite) -> None:
-    site = make_site(batch=64)
-    method = site.method
+def test_pairs_are_drawn_uniformly_over_the_other_devices(make_runner: MakeSite) -> None:
+    runner = make_runner(batch=64)
+    method = runner.method
     memory = {}
     for number, rows in enumerate((64, 2, 64, 1)):
         # Every number says whose it is and in which row, in both tensors.
@@ -296,23 +296,23 @@ def test_pairs_are_drawn_uniformly_over_the_other_devices(make_site: MakeSite) -
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_server_keeps_the_last_uploads_of_each_device(make_site: MakeSite, keep: int) -> None:
-    site = make_site({"keep": keep})
-    state, sent = site.method.setup(), []
+def test_the_server_keeps_the_last_uploads_of_each_device(make_runner: MakeSite, keep: int) -> None:
+    runner = make_runner({"keep": keep})
+    state, sent = runner.method.setup(), []
     for round_index in range(3):
-        state, updates = do_round(site, state, round_index)
+        state, updates = do_round(runner, state, round_index)
         sent.append(updates[2].shared)
     for name in (EARLY, LATE):
         expected = torch.cat([shared[name] for shared in sent[-keep:]])
         assert torch.equal(state.memory[f"{name}/2"], expected)
     # A device that is not asked keeps its place.
-    later, _ = do_round(site, state, 3, DEVICES[:1])
+    later, _ = do_round(runner, state, 3, DEVICES[:1])
     assert torch.equal(later.memory[f"{EARLY}/2"], state.memory[f"{EARLY}/2"])
 
 
-def test_a_server_optimiser_and_the_store_do_not_disturb_each_other(make_site: MakeSite) -> None:
-    site = make_site(server="fedadam", server_lr=0.01)
-    state = run(site, 3)
+def test_a_server_optimiser_and_the_store_do_not_disturb_each_other(make_runner: MakeSite) -> None:
+    runner = make_runner(server="fedadam", server_lr=0.01)
+    state = run(runner, 3)
     assert {f"{EARLY}/{number}" for number in range(3)} <= state.memory.keys()
     assert {f"first/{name}" for name in state.tensors} <= state.memory.keys()
 
@@ -331,18 +331,18 @@ def test_a_server_optimiser_and_the_store_do_not_disturb_each_other(make_site: M
     ],
 )
 def test_features_that_were_not_asked_for_are_refused(
-    make_site: MakeSite, damage: Any, reason: str
+    make_runner: MakeSite, damage: Any, reason: str
 ) -> None:
-    site = make_site()
-    state, updates = do_round(site, site.method.setup(), 0)
+    runner = make_runner()
+    state, updates = do_round(runner, runner.method.setup(), 0)
     with pytest.raises(UpdateRefused, match=reason):
-        site.method.check(state, replace(updates[0], shared=damage(updates[0].shared)))
+        runner.method.check(state, replace(updates[0], shared=damage(updates[0].shared)))
 
 
-def test_clipping_and_noise_change_what_is_shared_and_nothing_else(make_site: MakeSite) -> None:
-    _, plain = do_round(make_site(), make_site().method.setup(), 0)
-    site = make_site({"clip": 0.5, "noise": 0.1})
-    _, blurred = do_round(site, site.method.setup(), 0)
+def test_clipping_and_noise_change_what_is_shared_and_nothing_else(make_runner: MakeSite) -> None:
+    _, plain = do_round(make_runner(), make_runner().method.setup(), 0)
+    runner = make_runner({"clip": 0.5, "noise": 0.1})
+    _, blurred = do_round(runner, runner.method.setup(), 0)
     for one, other in zip(plain, blurred, strict=True):
         assert all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
         generator = rng.torch_generator(0, "noise", 0, one.plan.device)
@@ -353,30 +353,30 @@ def test_clipping_and_noise_change_what_is_shared_and_nothing_else(make_site: Ma
             torch.testing.assert_close(other.shared[name], expected)
 
 
-def test_what_is_disclosed_follows_the_options(make_site: MakeSite) -> None:
-    assert make_site().method.discloses == {"weights", "features"}
-    assert "reconstructed" in make_site().method.caution
-    assert make_site({"rule": "none"}).method.discloses == {"weights"}
-    assert make_site({"rule": "none"}).method.caution == ""
-    assert make_site({"aggregate": False}).method.discloses == {"features"}
+def test_what_is_disclosed_follows_the_options(make_runner: MakeSite) -> None:
+    assert make_runner().method.discloses == {"weights", "features"}
+    assert "reconstructed" in make_runner().method.caution
+    assert make_runner({"rule": "none"}).method.discloses == {"weights"}
+    assert make_runner({"rule": "none"}).method.caution == ""
+    assert make_runner({"aggregate": False}).method.discloses == {"features"}
 
 
 # ---- bytes
 
 
-def needs(site: Site, name: str) -> int:
-    method: Any = site.method
+def needs(runner: DeviceRunner, name: str) -> int:
+    method: Any = runner.method
     return int(method.footprint(method.piece(name), method.stage(name, 0)).peak)
 
 
-def test_a_device_gets_the_costliest_model_that_fits_its_bytes(make_site: MakeSite) -> None:
-    site = make_site({"models": (DEEP, SHALLOW)}, models=())
-    small, large = needs(site, SHALLOW), needs(site, DEEP)
+def test_a_device_gets_the_costliest_model_that_fits_its_bytes(make_runner: MakeSite) -> None:
+    runner = make_runner({"models": (DEEP, SHALLOW)}, models=())
+    small, large = needs(runner, SHALLOW), needs(runner, DEEP)
     assert small < large
-    state = site.method.setup()
+    state = runner.method.setup()
 
     def chosen(memory: int | None) -> str:
-        return site.method.plan(state, Device(0, "any", memory), 0).piece.size
+        return runner.method.plan(state, Device(0, "any", memory), 0).piece.size
 
     assert chosen(small) == chosen(large - 1) == SHALLOW
     assert chosen(large) == chosen(None) == DEEP
@@ -385,24 +385,24 @@ def test_a_device_gets_the_costliest_model_that_fits_its_bytes(make_site: MakeSi
     assert error.value.needed == small
     # A model that was named is held to the bytes as well.
     with pytest.raises(BudgetTooSmall):
-        site.method.plan(state, Device(0, "any", small, model=DEEP), 5)
+        runner.method.plan(state, Device(0, "any", small, model=DEEP), 5)
 
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential", "none"])
 @pytest.mark.parametrize("name", [SHALLOW, DEEP])
-def test_predicted_bytes_hold_what_a_step_needs(make_site: MakeSite, rule: str, name: str) -> None:
-    site = make_site({"rule": rule}, momentum=0.9)
-    state = run(site, 2)
+def test_predicted_bytes_hold_what_a_step_needs(make_runner: MakeSite, rule: str, name: str) -> None:
+    runner = make_runner({"rule": rule}, momentum=0.9)
+    state = run(runner, 2)
     device = replace(DEVICES[2], model=name)
-    plan = site.method.plan(state, device, 2)
-    update = site.train(state, replace(plan, budget=plan.predicted))
+    plan = runner.method.plan(state, device, 2)
+    update = runner.train(state, replace(plan, budget=plan.predicted))
     assert isinstance(update, Update), update
     assert update.peak_bytes is not None
     assert plan.predicted is not None
     features = 2 * 4 * (6 + 5) * 4
     # Features to be shared are counted for the whole step, and are new in some part of it.
     assert plan.predicted - features <= update.peak_bytes <= plan.predicted
-    short = site.train(state, replace(plan, budget=update.peak_bytes - 1))
+    short = runner.train(state, replace(plan, budget=update.peak_bytes - 1))
     assert "out of budget" in str(short)
 
 

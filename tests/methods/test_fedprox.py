@@ -4,7 +4,7 @@ import torch
 
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
@@ -15,7 +15,7 @@ from sizewise.training.task import Task
 def update_of(method: FedAvg, dataset: Dataset, partition: Partition) -> Update:
     state = method.setup()
     plan = method.plan(state, Device(2, "any"), 0)
-    update = Site(method, dataset, partition).train(state, plan)
+    update = DeviceRunner(method, dataset, partition).train(state, plan)
     assert isinstance(update, Update)
     return update
 

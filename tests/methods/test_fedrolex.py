@@ -7,9 +7,9 @@ import torch
 from conftest import devices_of, do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.view import cut, grid
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedrolex import FedRolex
@@ -50,7 +50,7 @@ def test_pieces_of_a_width_share_their_size_whatever_the_round(make_task: Tasks)
     pieces = [method.choose(0.5, Device(0, "any"), r) for r in (0, 3)]
     assert {piece.size for piece in pieces} == {"width 0.5"}
     assert [piece.cut["round"] for piece in pieces] == [0, 3]
-    assert method.plan(state, Device(0, "any"), 3).piece == Piece(), "all is in every window"
+    assert method.plan(state, Device(0, "any"), 3).piece == Submodel(), "all is in every window"
 
 
 @pytest.mark.parametrize(("stride", "complete"), [("common", False), ("group", True)])
@@ -75,14 +75,14 @@ def test_a_model_larger_than_every_device_is_trained_and_deployed_whole(
 ) -> None:
     task = make_task("cnn", {"layers": [4, 4]}, shares=(0.25, 0.5), momentum=0.0)
     method = FedRolex(task)
-    site, state = Site(method, dataset, partition), method.setup()
+    runner, state = DeviceRunner(method, dataset, partition), method.setup()
     start = state.tensors
     assert [method.plan(state, d, 0).piece.size for d in devices_of(task)[:2]] == [
         "width 0.25",
         "width 0.5",
     ]
     for round_index in range(4):
-        state, _ = do_round(site, state, round_index)
+        state, _ = do_round(runner, state, round_index)
     assert list(method.deploy(state)) == ["full"]
     module = method.deploy(state)["full"]()
     assert module.get_parameter("stem.conv.weight").shape == (4, 1, 3, 3)

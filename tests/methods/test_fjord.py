@@ -14,7 +14,7 @@ from sizewise.config import from_dict
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut, grid
@@ -34,8 +34,8 @@ def fjord(task: Task, **options: Any) -> FjORD:
 
 
 def trained(method: FjORD, state: State, dataset: Dataset, partition: Partition) -> Update:
-    site = Site(method, dataset, partition)
-    update = site.train(state, method.plan(state, Device(2, "any"), 0))
+    runner = DeviceRunner(method, dataset, partition)
+    update = runner.train(state, method.plan(state, Device(2, "any"), 0))
     assert isinstance(update, Update)
     return update
 
@@ -46,7 +46,7 @@ def by_cutting(
     """Train device 2 as the paper says: cut a model for each batch, step it, paste it back."""
     task, tensors = method.task, {name: t.clone() for name, t in state.tensors.items()}
     transform = Transform("none", dataset.mean, dataset.std)
-    shard = Shard(dataset.train_images, dataset.train_labels, partition.shard(2), transform)
+    shard = Shard(dataset.train_inputs, dataset.train_labels, partition.shard(2), transform)
     batches = shard.batches(task.recipe.batch, rng.torch_generator(task.seed, "batches", 0, 2))
     drawn = []
     with rng.seeded(task.seed, "dropout", 0, 2):
@@ -111,7 +111,7 @@ def test_distillation_by_hand(number: int, make_task: Tasks, dataset: Dataset) -
     method = fjord(make_task(), distil=True)
     state, images, labels = method.setup(), torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 1])
     module = method.filled(method.trainee(1.0), state)
-    shard = Shard(dataset.train_images, labels, labels, Transform("none", (), ()))
+    shard = Shard(dataset.train_inputs, labels, labels, Transform("none", (), ()))
     seed = next(s for s in range(99) if drawn_with(s) == number)
     torch.manual_seed(seed)
     value = backpropagate(method.objective(method.stages(0)[0], shard)(module, images, labels))
@@ -163,10 +163,10 @@ def test_statistics_are_kept_apart_for_each_width(
         assert state.tensors[f"stem.norm.running_mean@{size}"].shape == (channels,)
     assert "stem.norm.running_mean" not in state.tensors
     assert "stem.norm.weight" in state.tensors, "the affine part is shared"
-    site = Site(method, dataset, partition)
+    runner = DeviceRunner(method, dataset, partition)
     plans = [method.plan(state, device, 0) for device in devices_of(task)]
     for plan, moving in zip(plans, (1, 2, 3), strict=True):
-        update = site.train(state, plan)
+        update = runner.train(state, plan)
         assert isinstance(update, Update)
         merged = method.merge(state, [update]).tensors
         names = [f"stem.norm.running_mean@{size}" for size in sizes]
@@ -201,7 +201,7 @@ def test_widths_of_batches_are_drawn_evenly(make_task: Tasks, dataset: Dataset) 
 
     module.forward = watched  # type: ignore[method-assign]
     labels = torch.tensor([0, 1])
-    shard = Shard(dataset.train_images, labels, labels, Transform("none", (), ()))
+    shard = Shard(dataset.train_inputs, labels, labels, Transform("none", (), ()))
     loss = method.objective(method.stages(0)[0], shard)
     for _ in range(300):
         list(loss(module, torch.randn(2, 1, 4, 4), labels))  # type: ignore[arg-type]
@@ -262,9 +262,9 @@ def test_peaks_are_those_of_the_drawn_widths(
 
     def peaks(order: list[int]) -> dict[int, int | None]:
         method = fjord(task)
-        site = Site(method, dataset, partition)
+        runner = DeviceRunner(method, dataset, partition)
         plans = {r: method.plan(state, Device(2, "any"), r) for r in order}
-        updates = {r: site.train(state, plan) for r, plan in plans.items()}
+        updates = {r: runner.train(state, plan) for r, plan in plans.items()}
         return {r: getattr(update, "peak_bytes", None) for r, update in updates.items()}
 
     found = peaks([0, 1, 2, 3, 4])
@@ -284,5 +284,5 @@ def test_flops_are_the_mean_over_the_drawn_widths(make_task: Tasks) -> None:
 
 def test_headline_is_the_widest(make_task: Tasks, dataset: Dataset, partition: Partition) -> None:
     method = fjord(make_task())
-    state, _ = do_round(Site(method, dataset, partition), method.setup(), 0)
+    state, _ = do_round(DeviceRunner(method, dataset, partition), method.setup(), 0)
     assert method.headline(dict.fromkeys(method.deploy(state), 0.1) | {"full": 0.7}) == 0.7

@@ -14,7 +14,7 @@ from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -159,8 +159,8 @@ def test_only_rows_that_a_device_owns_are_sent_merged_and_counted(
 ) -> None:
     method = HeteroFL(make_task(shares=(0.5, 1)), options(mask_labels=True))
     assert method.discloses == {"weights", "labels"}
-    site, state = Site(method, dataset, by_class), method.setup()
-    merged, updates = do_round(site, state, 0)
+    runner, state = DeviceRunner(method, dataset, by_class), method.setup()
+    merged, updates = do_round(runner, state, 0)
     for update, rows in zip(updates, ([0, 1], [1], [1]), strict=True):
         assert update.rows == {"head.weight": rows, "head.bias": rows}
     assert [update.plan.piece.size for update in updates] == ["width 0.5", "full", "full"]
@@ -196,7 +196,7 @@ def test_masked_loss_gives_absent_classes_no_gradient(make_task: Tasks, dataset:
 
 def shard_of(dataset: Dataset, rows: Tensor) -> Shard:
     transform = Transform("none", dataset.mean, dataset.std)
-    return Shard(dataset.train_images, dataset.train_labels, rows, transform)
+    return Shard(dataset.train_inputs, dataset.train_labels, rows, transform)
 
 
 def test_classifier_is_the_last_layer_with_a_row_for_each_class() -> None:
@@ -213,7 +213,7 @@ def test_without_a_mask_nothing_is_left_out(
 ) -> None:
     method = HeteroFL(make_task())
     assert method.discloses == {"weights"}
-    _, updates = do_round(Site(method, dataset, by_class), method.setup(), 0)
+    _, updates = do_round(DeviceRunner(method, dataset, by_class), method.setup(), 0)
     assert all(update.rows == {} for update in updates)
 
 
@@ -280,7 +280,7 @@ def test_slimmable_devices_train_and_deploy_all_widths_up_to_theirs(
     assert all(
         type(build()) is type(method.task.build()) for build in method.deploy(state).values()
     )
-    scores = LocalEngine(Site(method, dataset, partition)).evaluate(state)
+    scores = LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)
     assert len(scores) == 3
     if norm != "batch":
         start = method.setup().tensors
@@ -298,12 +298,12 @@ def test_static_batch_norm_works_on_narrow_pieces(
     task = make_task("cnn", {"layers": [8, 8]}, shares=(0.5, 1), norm="sbn", eval_batch=10)
     method = HeteroFL(task, options(scaler="norm"))
     state = federate(method, 1)
-    scores = LocalEngine(Site(method, dataset, partition)).evaluate(state)
+    scores = LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)
     assert list(scores) == ["width 0.5", "full"]
     transform = Transform("none", dataset.mean, dataset.std)
     for piece in method.pieces(state):
         module = copy.deepcopy(method.filled(piece, state)).eval()
-        batches = [transform(images, None) for images in dataset.train_images.split(10)]
+        batches = [transform(images, None) for images in dataset.train_inputs.split(10)]
         first = module.get_submodule("stem.conv")
         means = torch.stack([first(batch).mean((0, 2, 3)) for batch in batches])
         norms.recalibrate(module, batches)
@@ -319,7 +319,7 @@ def test_update_of_a_device_is_its_narrow_piece(
     task = make_task("cnn", {"layers": [8, 8]}, shares=(0.5, 1), epochs=2)
     method = HeteroFL(task)
     state = method.setup()
-    update = Site(method, dataset, partition).train(
+    update = DeviceRunner(method, dataset, partition).train(
         state, method.plan(state, devices_of(task)[0], 0)
     )
     assert isinstance(update, Update)

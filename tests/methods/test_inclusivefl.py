@@ -9,7 +9,7 @@ from torch import nn
 from conftest import do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -179,14 +179,14 @@ def test_it_trains_any_model_within_bytes(
     (stage,) = free.stages(0)
     peaks = [free.footprint(free.trainee(depth), stage).peak for depth in (1, len(free.stops))]
     task = replace(free.task, budgets=tuple(peaks), ratios=(0.5, 1.0), enforce=True)
-    site = Site(InclusiveFL(task), dataset, partition)
-    state = site.method.setup()
+    runner = DeviceRunner(InclusiveFL(task), dataset, partition)
+    state = runner.method.setup()
     for round_index in range(2):
-        state, updates = do_round(site, state, round_index)
+        state, updates = do_round(runner, state, round_index)
         for update in updates:
             assert update.peak_bytes <= update.plan.budget  # type: ignore[operator]
     assert len({update.plan.piece.size for update in updates}) == 2
-    assert len(site.method.deploy(state)) == 2
+    assert len(runner.method.deploy(state)) == 2
     assert any(key.startswith("momentum/") for key in state.memory)
 
 
@@ -212,10 +212,10 @@ def test_models_of_ones_own(
     task = make_task(f"{__name__}:{model}", {}, server="fedavg", server_lr=1.0)
     task = replace(task, budgets=(1, 2), ratios=(0.5, 1.0))
     options = InclusiveFL.Options(exits=(2,), assign="ratio", beta=0.5)
-    site = Site(InclusiveFL(task, options), dataset, partition)
-    start = state = site.method.setup()
+    runner = DeviceRunner(InclusiveFL(task, options), dataset, partition)
+    start = state = runner.method.setup()
     for round_index in range(2):
-        state, _ = do_round(site, state, round_index)
+        state, _ = do_round(runner, state, round_index)
     still = {name for name, t in start.tensors.items() if torch.equal(state.tensors[name], t)}
     owned = {f"blocks.{n}.{t}" for n in ("0", "1") for t in ("weight", "bias")}
     owned |= {"blocks.1.weight@depth 1", "blocks.1.bias@depth 1"}

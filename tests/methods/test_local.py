@@ -12,7 +12,7 @@ from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -27,34 +27,34 @@ from sizewise.runs.folder import Totals
 from sizewise.training.task import Task
 
 
-def train(site: Site, state: State, device: int, round_index: int) -> Update:
-    budgets = site.method.task.budgets
+def train(runner: DeviceRunner, state: State, device: int, round_index: int) -> Update:
+    budgets = runner.method.task.budgets
     holder = Device(device, "any", budgets[min(device, len(budgets) - 1)])
-    update = site.train(state, site.method.plan(state, holder, round_index))
+    update = runner.train(state, runner.method.plan(state, holder, round_index))
     assert isinstance(update, Update)
     return update
 
 
 @pytest.fixture
-def site(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> Site:
-    return Site(Local(make_task("cnn", norm="tracked")), dataset, partition)
+def runner(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> DeviceRunner:
+    return DeviceRunner(Local(make_task("cnn", norm="tracked")), dataset, partition)
 
 
-def test_server_never_changes_and_nothing_is_sent(site: Site) -> None:
-    state = site.method.setup()
-    updates = [train(site, state, device, 0) for device in range(3)]
+def test_server_never_changes_and_nothing_is_sent(runner: DeviceRunner) -> None:
+    state = runner.method.setup()
+    updates = [train(runner, state, device, 0) for device in range(3)]
     assert all(update.tensors == {} for update in updates)
-    merged = site.method.merge(state, updates)
+    merged = runner.method.merge(state, updates)
     assert all(merged.tensors[name] is tensor for name, tensor in state.tensors.items())
     assert Local.discloses == frozenset()
 
 
-def test_device_goes_on_from_its_own_model(site: Site, make_task: Callable[..., Task]) -> None:
-    state = site.method.setup()
-    first = train(site, state, 1, 0)
-    second = train(site, replace(state, devices={1: first.memory}), 1, 1)
+def test_device_goes_on_from_its_own_model(runner: DeviceRunner, make_task: Callable[..., Task]) -> None:
+    state = runner.method.setup()
+    first = train(runner, state, 1, 0)
+    second = train(runner, replace(state, devices={1: first.memory}), 1, 1)
     # The same two rounds of FedAvg with this device alone.
-    average = Site(FedAvg(make_task("cnn", norm="tracked")), site.dataset, site.partition)
+    average = DeviceRunner(FedAvg(make_task("cnn", norm="tracked")), runner.dataset, runner.partition)
     alone = train(average, State(first.memory), 1, 1)
     assert second.memory.keys() == alone.tensors.keys() == state.tensors.keys()
     assert all(torch.equal(second.memory[n], alone.tensors[n]) for n in alone.tensors)
@@ -62,28 +62,28 @@ def test_device_goes_on_from_its_own_model(site: Site, make_task: Callable[..., 
 
 
 def test_first_round_starts_from_the_common_weights(
-    site: Site, make_task: Callable[..., Task]
+    runner: DeviceRunner, make_task: Callable[..., Task]
 ) -> None:
-    state = site.method.setup()
-    average = Site(FedAvg(make_task("cnn", norm="tracked")), site.dataset, site.partition)
+    state = runner.method.setup()
+    average = DeviceRunner(FedAvg(make_task("cnn", norm="tracked")), runner.dataset, runner.partition)
     expected = train(average, state, 0, 0).tensors
-    found = train(site, state, 0, 0).memory
+    found = train(runner, state, 0, 0).memory
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_every_device_that_trained_is_deployed(site: Site) -> None:
-    state = site.method.setup()
-    assert list(site.method.deploy(state)) == ["full"]
-    memories = {device: train(site, state, device, 0).memory for device in (2, 0)}
-    deployed = site.method.deploy(replace(state, devices=memories))
+def test_every_device_that_trained_is_deployed(runner: DeviceRunner) -> None:
+    state = runner.method.setup()
+    assert list(runner.method.deploy(state)) == ["full"]
+    memories = {device: train(runner, state, device, 0).memory for device in (2, 0)}
+    deployed = runner.method.deploy(replace(state, devices=memories))
     assert list(deployed) == ["device 0", "device 2"]
     for device, memory in memories.items():
         found = deployed[f"device {device}"]().state_dict()
         assert all(torch.equal(found[name], memory[name]) for name in memory)
 
 
-def test_headline_is_the_mean_over_devices(site: Site) -> None:
-    assert site.method.headline({"device 0": 0.2, "device 2": 0.6}) == pytest.approx(0.4)
+def test_headline_is_the_mean_over_devices(runner: DeviceRunner) -> None:
+    assert runner.method.headline({"device 0": 0.2, "device 2": 0.6}) == pytest.approx(0.4)
 
 
 # ---- the size that fits
@@ -91,7 +91,7 @@ def test_headline_is_the_mean_over_devices(site: Site) -> None:
 
 def sized(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition, sizes: str
-) -> tuple[Site, list[str]]:
+) -> tuple[DeviceRunner, list[str]]:
     """Return three devices that hold a step of sizes 1 and 2 of three, and of the whole model."""
     task = make_task("mlp", {"hidden": [8] * 4}, epochs=2)
     exits = (1, 2) if sizes == "depth" else ()
@@ -102,17 +102,17 @@ def sized(
         pieces = [found.trainee(depth) for depth in (1, 2, 3)]
     peaks = tuple(found.footprint(piece, found.stages(0)[0]).peak for piece in pieces)
     local = Local(replace(task, budgets=peaks), Local.Options(sizes=sizes, exits=exits))
-    return Site(local, dataset, partition), [piece.size for piece in pieces]
+    return DeviceRunner(local, dataset, partition), [piece.size for piece in pieces]
 
 
 @pytest.mark.parametrize("sizes", ["depth", "width"])
 def test_each_device_trains_the_size_that_fits_it_alone(
     sizes: str, make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
-    site, names = sized(make_task, dataset, partition, sizes)
-    method, state = site.method, site.method.setup()
+    runner, names = sized(make_task, dataset, partition, sizes)
+    method, state = runner.method, runner.method.setup()
     assert [piece.size for piece in method.pieces(state)] == names
-    updates = [train(site, state, device, 0) for device in range(3)]
+    updates = [train(runner, state, device, 0) for device in range(3)]
     assert [update.plan.piece.size for update in updates] == names
     for update in updates:
         assert update.tensors == {}
@@ -131,7 +131,7 @@ def test_each_device_trains_the_size_that_fits_it_alone(
         for batch in (batch for order in passes for batch in order.split(recipe.batch)):
             if len(batch) > 1:
                 optimizer.zero_grad()
-                logits = model(site.transform(dataset.train_images[batch], None))
+                logits = model(runner.transform(dataset.train_inputs[batch], None))
                 F.cross_entropy(logits, dataset.train_labels[batch]).backward()
                 optimizer.step()
         found = dict(model.state_dict())
@@ -143,7 +143,7 @@ def test_each_device_trains_the_size_that_fits_it_alone(
     after = replace(merged, devices={u.plan.device: u.memory for u in updates})
     expected = [f"device {number} ({name})" for number, name in enumerate(names)]
     assert list(method.deploy(after)) == expected
-    assert list(LocalEngine(site).evaluate(after)) == expected
+    assert list(LocalEngine(runner).evaluate(after)) == expected
     for update, size in zip(updates, expected, strict=True):
         deployed = method.deploy(after)[size]().state_dict()
         assert all(torch.equal(deployed[name], t) for name, t in update.memory.items())
@@ -156,14 +156,14 @@ def test_each_device_trains_the_size_that_fits_it_alone(
 def test_a_device_of_another_size_than_before_starts_anew(
     sizes: str, make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
-    site, _ = sized(make_task, dataset, partition, sizes)
-    state = site.method.setup()
-    first = train(site, state, 0, 0)
+    runner, _ = sized(make_task, dataset, partition, sizes)
+    state = runner.method.setup()
+    first = train(runner, state, 0, 0)
     known = replace(state, devices={0: first.memory})
-    same, upgraded = (Device(0, "any", budget) for budget in site.method.task.budgets[:2])
+    same, upgraded = (Device(0, "any", budget) for budget in runner.method.task.budgets[:2])
     for device, goes_on in ((same, True), (upgraded, False)):
-        plan = site.method.plan(known, device, 1)
-        with_memory, without = site.train(known, plan), site.train(state, plan)
+        plan = runner.method.plan(known, device, 1)
+        with_memory, without = runner.train(known, plan), runner.train(state, plan)
         assert isinstance(with_memory, Update)
         assert isinstance(without, Update)
         name = next(name for name in without.memory if name.endswith("linear.weight"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from depth_cases import VIT, make_site, make_task, plan_for, train, whole_peak
+from depth_cases import VIT, make_runner, make_task, plan_for, train, whole_peak
 from sizewise.engines.local import LocalEngine
 from sizewise.fleet.devices import Device
 from sizewise.methods import find
@@ -55,10 +55,10 @@ def test_the_server_has_the_heads_of_all_decompositions(method: MFeDepth) -> Non
 
 
 def test_heads_are_averaged_over_those_who_train_them(method: MFeDepth) -> None:
-    state, site = method.setup(), make_site(method)
+    state, runner = method.setup(), make_runner(method)
     memories = method.task.budgets[1:]
     updates = [
-        train(site, state, method.plan(state, Device(number, "some", memory), 0))
+        train(runner, state, method.plan(state, Device(number, "some", memory), 0))
         for number, memory in enumerate(memories)
     ]
     merged = method.merge(state, updates).tensors
@@ -79,7 +79,7 @@ def test_only_the_models_own_head_is_deployed(method: MFeDepth) -> None:
     state = method.setup()
     (build,) = method.deploy(state).values()
     assert build().state_dict().keys() == method.task.build().state_dict().keys()
-    (score,) = LocalEngine(make_site(method)).evaluate(state).values()
+    (score,) = LocalEngine(make_runner(method)).evaluate(state).values()
     assert score.samples == 12
 
 
@@ -101,7 +101,7 @@ def test_norms_of_heads_follow_the_recipe(norm: str, tracked: bool) -> None:
     state = method.extended(method.setup(), [plan.piece])
     assert ("exits.2.0.running_mean" in state.tensors) == tracked
     assert "exits.2.0.running_mean" not in method.parameters(state)
-    update = train(make_site(method), state, plan)
+    update = train(make_runner(method), state, plan)
     assert ("exits.2.0.running_mean" in update.tensors) == tracked
     merged = method.merge(state, [update]).tensors
     if tracked:
@@ -119,6 +119,6 @@ def test_tokens_have_heads_like_the_models_own() -> None:
     weight = state.tensors["exits.1.0.linear.weight"]
     assert weight.shape == (3, 8)
     assert not torch.equal(weight, state.tensors["head.linear.weight"])
-    update = train(make_site(method), state, plan)
+    update = train(make_runner(method), state, plan)
     assert inside <= update.tensors.keys()
     assert all(isinstance(part, nn.Sequential) for part in method.module(plan.piece).exits.values())  # type: ignore[union-attr, operator]

@@ -11,7 +11,7 @@ from torch import nn
 from conftest import do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -194,16 +194,16 @@ def test_no_device_needs_more_than_it_has(
     free = NeFL(resnet(make_task, momentum=0.9), NeFL.Options())
     whole = free.peak(free.main)
     task = replace(free.task, budgets=(int(0.6 * whole), whole), ratios=(0.5, 1.0), enforce=True)
-    site = Site(NeFL(task, NeFL.Options(scaling=scaling)), dataset, partition)
-    state = site.method.setup()
+    runner = DeviceRunner(NeFL(task, NeFL.Options(scaling=scaling)), dataset, partition)
+    state = runner.method.setup()
     for round_index in range(2):
-        state, updates = do_round(site, state, round_index)
+        state, updates = do_round(runner, state, round_index)
         for update in updates:
             assert update.plan.budget is not None
             assert update.plan.predicted <= update.plan.budget  # type: ignore[operator]
             if update.steps > 1:  # Momentum is there from the second step on.
                 assert update.peak_bytes == update.plan.predicted
-    assert any(update.plan.piece != site.method.main for update in updates)
+    assert any(update.plan.piece != runner.method.main for update in updates)
 
 
 def test_a_device_draws_within_its_reach(make_task: Tasks) -> None:

@@ -12,7 +12,7 @@ from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -140,8 +140,8 @@ def test_an_unlimited_fleet_is_fedavg(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
     def run(method: FedAvg | SLT) -> State:
-        site = Site(method, dataset, partition)
-        engine, state = LocalEngine(site), method.setup()
+        runner = DeviceRunner(method, dataset, partition)
+        engine, state = LocalEngine(runner), method.setup()
         for r in range(2):
             plans = [method.plan(state, Device(device, "any"), r) for device in range(3)]
             state = method.merge(state, engine.train(state, plans))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from torch import nn
 
 from conftest import devices_of
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
@@ -33,7 +33,7 @@ def rigid(classes: int) -> nn.Module:
 def test_width_is_what_the_smallest_budget_holds(make_task: Tasks, federate: Run) -> None:
     task = make_task("cnn", {"layers": [8, 16]}, shares=(0.25, 0.5, 1))
     method = Small(task)
-    assert method.main == Piece("width 0.25", {"width": 0.25})
+    assert method.main == Submodel("width 0.25", {"width": 0.25})
     state = method.setup()
     assert state.extras["width"] == 0.25
     assert state.tensors["blocks.0.conv.weight"].shape == (4, 2, 3, 3)
@@ -81,7 +81,7 @@ def test_widths_that_the_model_cannot_have_are_not_tried(make_task: Tasks) -> No
 
 
 def test_unlimited_devices_train_the_full_model(make_task: Tasks) -> None:
-    assert Small(make_task()).main == Piece()
+    assert Small(make_task()).main == Submodel()
 
 
 def test_model_without_a_width_is_cut_and_drawn_anew(make_task: Tasks, federate: Run) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from conftest import devices_of, do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError, NoChannelLeft
 from sizewise.exchange.plan import Update
 from sizewise.fleet.devices import Device
@@ -248,13 +248,13 @@ def test_bases_train_as_if_each_were_alone(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     method = make(make_task("cnn", {"layers": [8]}), atom=0.25)
-    site, state = Site(method, dataset, partition), method.setup()
+    runner, state = DeviceRunner(method, dataset, partition), method.setup()
     plan = method.plan(state, Device(1, "any"), 0)
-    together = site.train(state, plan)
+    together = runner.train(state, plan)
     assert isinstance(together, Update)
     losses = []
     for base in range(4):
-        alone = site.train(state, replace(plan, piece=method.bases([base])))
+        alone = runner.train(state, replace(plan, piece=method.bases([base])))
         assert isinstance(alone, Update)
         losses.append(alone.loss)
         for name, tensor in alone.tensors.items():
@@ -269,7 +269,7 @@ def test_merge_is_the_mean_of_those_who_trained_a_base(
     task = make_task(args={"hidden": [8]}, shares=(0.25, 0.5, 0.75))
     method = make(task, atom=0.25, assign="ratio")
     state = method.setup()
-    merged, updates = do_round(Site(method, dataset, partition), state, 0)
+    merged, updates = do_round(DeviceRunner(method, dataset, partition), state, 0)
     assert [len(update.plan.piece.cut["bases"]) for update in updates] == [1, 2, 3]
     for base in range(4):
         name = f"bases.{base}.head.weight"

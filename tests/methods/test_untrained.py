@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rounds import do_round
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Update
 from sizewise.exchange.rows import with_rows
@@ -57,7 +57,7 @@ def test_what_nobody_trained_keeps_its_bits(
         pytest.skip("FedDyn takes the server's step")
     task = make_task(f"{__name__}:Partly", {}, rounds=4, shares=(0.5, 1.0, 3.0), **recipe)
     method = kind(replace(task, devices=3), kind.Options(**OPTIONS.get(name, {})))
-    site, state = Site(method, dataset, partition), method.setup()
+    runner, state = DeviceRunner(method, dataset, partition), method.setup()
     start = state
     weak, strong, rich = task.budgets
     rounds = [
@@ -73,9 +73,9 @@ def test_what_nobody_trained_keeps_its_bits(
         able = [device for device in devices if fits(method, state, device, round_index)]
         assert able or round_index != 2
         before = state
-        state, updates = do_round(site, state, round_index, able)
+        state, updates = do_round(runner, state, round_index, able)
         if name != "fedgkt":  # Its server trains a model of its own, all of it.
-            untouched(before, state, covered(site, before, updates))
+            untouched(before, state, covered(runner, before, updates))
     for tensor in state.tensors:
         if FROZEN in tensor or "spare" in tensor:
             assert same_bits(start.tensors[tensor], state.tensors[tensor]), tensor
@@ -89,11 +89,11 @@ def fits(method: Any, state: State, device: Device, round_index: int) -> bool:
     return True
 
 
-def covered(site: Site, state: State, updates: list[Update]) -> dict[str, Tensor]:
+def covered(runner: DeviceRunner, state: State, updates: list[Update]) -> dict[str, Tensor]:
     """Return which entries of the server's tensors some device sent."""
     masks = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.tensors.items()}
     for update in updates:
-        view = with_rows(site.method.view(update.plan.piece), update.rows, state.tensors)
+        view = with_rows(runner.method.view(update.plan.piece), update.rows, state.tensors)
         for slot in (view[local] for local in update.tensors):
             place = ... if slot.index is None else grid(slot.index, masks[slot.name].shape)
             masks[slot.name][place] = True

@@ -61,7 +61,7 @@ def test_token_ids_that_were_given_in_memory(tmp_path: Path, named: bool) -> Non
     options: dict[str, Any] = {}
     if named:
         options = {"tokenizer": write_tokenizer(tmp_path)}
-        ids = [part % 9 for part in (data.train_images, data.test_images)]
+        ids = [part % 9 for part in (data.train_inputs, data.test_inputs)]
         facts = {"class_names": data.class_names, "mean": (), "std": (), "vocabulary": 9}
         data = Dataset("own", ids[0], data.train_labels, ids[1], data.test_labels, **facts)
     run = sizewise.federate("encoder", data, data_options=options, **SMALL)

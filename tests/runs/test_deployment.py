@@ -84,7 +84,7 @@ def test_safetensors_come_back_as_the_same_model(run: Path, tmp_path: Path) -> N
     facts = export(run, "--size", "width 0.5", "--out", out)
     model = deployment.load(out)
     data = sources.load("digits", None, train_limit=400, test_limit=200)
-    images = data.transform()(data.test_images, None)
+    images = data.transform()(data.test_inputs, None)
     with torch.no_grad():
         alone = torch.cat([model(image[None]) for image in images[:20]])
         assert torch.allclose(alone, model(images[:20]), atol=1e-5), "no result depends on others"

@@ -12,7 +12,7 @@ import torch
 from sizewise import config as configs
 from sizewise.engines import Outcome
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import ConfigError, NobodyCanTrain, NothingMerged
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State, sha256
@@ -35,8 +35,8 @@ TABLES: dict[str, Any] = {
 class FakeEngine:
     """Trains for real, then does something to every update; evaluates to a made-up score."""
 
-    def __init__(self, site: Site, tamper: Tamper) -> None:
-        self.local = LocalEngine(site)
+    def __init__(self, runner: DeviceRunner, tamper: Tamper) -> None:
+        self.local = LocalEngine(runner)
         self.tamper = tamper
 
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
@@ -53,10 +53,10 @@ class FakeEngine:
 def federation(path: Path, tamper: Tamper = lambda update: update, **tables: object) -> Federation:
     config = configs.from_dict({**TABLES, **tables})
     setting = preparation.prepare(config)
-    site = Site(setting.method, setting.dataset, setting.partition)
+    runner = DeviceRunner(setting.method, setting.dataset, setting.partition)
     folder = RunFolder.create(path, config)
     folder.release()
-    engine = FakeEngine(site, tamper)
+    engine = FakeEngine(runner, tamper)
     return Federation(config, setting.method, setting.fleet, engine, folder)
 
 

@@ -8,7 +8,7 @@ import torch
 from sizewise.config import Config, from_dict
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
-from sizewise.exchange.plan import Piece, Plan, Update
+from sizewise.exchange.plan import Submodel, Plan, Update
 from sizewise.exchange.state import State
 from sizewise.runs.folder import RunFolder, Totals
 
@@ -44,7 +44,7 @@ def lines(folder: RunFolder, name: str) -> list[int]:
 
 
 def remembering(device: int, rounds: int) -> Update:
-    plan = Plan(device, rounds - 1, "any", Piece(), ())
+    plan = Plan(device, rounds - 1, "any", Submodel(), ())
     memory = {"w": torch.tensor([float(rounds)])}
     return Update(plan, {}, samples=1, steps=1, loss=0.0, memory=memory)
 

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 from sizewise import methods
-from sizewise.exchange.plan import Plan, Stage
+from sizewise.exchange.plan import Plan, TrainingStage
 from sizewise.fleet.devices import Device
 from sizewise.runs import picture
 from sizewise.training.task import Task
@@ -51,7 +51,7 @@ def test_widths_are_shares_of_the_whole_model(make_task: Callable[..., Task], me
 def test_stages_and_frozen_parts(make_task: Callable[..., Task]) -> None:
     task = make_task()
     made = methods.find("fedavg")(task)
-    stages = (Stage(0.1, 1, ("head",), "a"), Stage(0.1, 1, ("blocks", "head"), "b"))
+    stages = (TrainingStage(0.1, 1, ("head",), "a"), TrainingStage(0.1, 1, ("blocks", "head"), "b"))
     found = parts(task, "fedavg", Plan(0, 0, "a", made.main, stages))
     assert found == {"stem": (1.0, []), "block 1": (1.0, [2]), "head": (1.0, [1, 2])}
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizewise.exchange.view import Slot, whole
+from sizewise.exchange.view import TensorSlice, whole
 from sizewise.surgery import norms
 
 
@@ -56,8 +56,8 @@ def test_what_is_kept_apart(policy: str, apart: set[str]) -> None:
 
 
 def test_separated_tensors_point_at_whole_copies_of_their_size() -> None:
-    view = {"w": Slot("w", (slice(0, 1),)), "n": Slot("n", (slice(0, 1),))}
-    assert norms.separate(view, {"n"}, "half") == {"w": view["w"], "n": Slot("n@half")}
+    view = {"w": TensorSlice("w", (slice(0, 1),)), "n": TensorSlice("n", (slice(0, 1),))}
+    assert norms.separate(view, {"n"}, "half") == {"w": view["w"], "n": TensorSlice("n@half")}
     assert norms.separate(whole(["a"]), set(), "half") == whole(["a"])
 
 

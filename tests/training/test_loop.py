@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
-from sizewise.exchange.plan import Stage
+from sizewise.exchange.plan import TrainingStage
 from sizewise.steps.recipe import Recipe
 from sizewise.training.loop import Shard, fit, freeze, learns, own_tensors
 from sizewise.training.task import Task
@@ -74,7 +74,7 @@ def test_order_comes_from_the_generator_alone() -> None:
 
 def test_sgd_step_by_hand() -> None:
     model, shard = network(), shard_of(6)
-    stage = Stage(lr=0.5, epochs=1)
+    stage = TrainingStage(lr=0.5, epochs=1)
     before = [p.detach().clone().requires_grad_() for p in model.parameters()]
     images, labels = shard.transform(shard.images, None), shard.labels
     hidden = F.relu(F.linear(images.flatten(1), before[0], before[1]))
@@ -93,7 +93,7 @@ def test_proximal_pull_by_hand() -> None:
     def sum_of_weights(module: nn.Module, images: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return module[1].weight.sum()
 
-    recipe, stage = Recipe(**PLAIN, proximal=0.5), Stage(lr=0.1, epochs=3)
+    recipe, stage = Recipe(**PLAIN, proximal=0.5), TrainingStage(lr=0.1, epochs=3)
     fit(model, stage, shard_of(4), recipe, generator(), loss=sum_of_weights)
     # The gradient is 1 + 0.5 (w - 2): w = 1.9, then 1.805, then 1.71475.
     torch.testing.assert_close(model[1].weight.detach(), torch.full((2, 2), 1.71475))
@@ -104,7 +104,7 @@ def test_clipping_bounds_the_whole_gradient() -> None:
     for clip in (None, 1e-3):
         model = network()
         before = torch.cat([p.detach().flatten() for p in model.parameters()])
-        fit(model, Stage(1.0, 1), shard_of(6), Recipe(**PLAIN, clip=clip), generator())
+        fit(model, TrainingStage(1.0, 1), shard_of(6), Recipe(**PLAIN, clip=clip), generator())
         after = torch.cat([p.detach().flatten() for p in model.parameters()])
         steps[clip] = after - before
     assert steps[None].norm() > 2e-3
@@ -124,7 +124,7 @@ def test_clipping_bounds_the_whole_gradient() -> None:
 )
 def test_number_of_steps(epochs: int, options: dict[str, int], steps: int) -> None:
     recipe = Recipe(batch=4, **options)
-    assert fit(network(), Stage(0.1, epochs), shard_of(10), recipe, generator()).steps == steps
+    assert fit(network(), TrainingStage(0.1, epochs), shard_of(10), recipe, generator()).steps == steps
 
 
 def test_each_epoch_is_shuffled_anew() -> None:
@@ -134,7 +134,7 @@ def test_each_epoch_is_shuffled_anew() -> None:
         seen.append(images[:, 0, 0, 0].tolist())
         return F.cross_entropy(module(images), labels)
 
-    fit(network(), Stage(0.1, 2), shard_of(12), Recipe(batch=12), generator(), loss=noting)
+    fit(network(), TrainingStage(0.1, 2), shard_of(12), Recipe(batch=12), generator(), loss=noting)
     assert sorted(seen[0]) == sorted(seen[1])
     assert seen[0] != seen[1]
 
@@ -176,15 +176,15 @@ def test_frozen_tensors_keep_their_bits(
     task = make_task("cnn", weight_decay=0.1, momentum=0.9, optimizer=optimizer)
     model = task.build()
     rows = torch.arange(12)
-    shard = Shard(dataset.train_images, dataset.train_labels, rows, TRANSFORM)
+    shard = Shard(dataset.train_inputs, dataset.train_labels, rows, TRANSFORM)
 
     def states() -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     start = states()
-    fit(model, Stage(0.1, 2, ("blocks.0",)), shard, task.recipe, generator())
+    fit(model, TrainingStage(0.1, 2, ("blocks.0",)), shard, task.recipe, generator())
     middle = states()
-    fit(model, Stage(0.1, 2, ("head",)), shard, task.recipe, generator())
+    fit(model, TrainingStage(0.1, 2, ("head",)), shard, task.recipe, generator())
     end = states()
     for name in start:
         assert torch.equal(start[name], middle[name]) == (not name.startswith("blocks.0."))
@@ -193,9 +193,9 @@ def test_frozen_tensors_keep_their_bits(
 
 def test_frozen_parameters_get_no_gradient_left_from_earlier() -> None:
     model, shard = network(), shard_of(6)
-    fit(model, Stage(0.1, 1), shard, Recipe(**PLAIN), generator())
+    fit(model, TrainingStage(0.1, 1), shard, Recipe(**PLAIN), generator())
     frozen = model[1].weight.detach().clone()
-    fit(model, Stage(0.1, 1, ("3",)), shard, Recipe(batch=100), generator())
+    fit(model, TrainingStage(0.1, 1, ("3",)), shard, Recipe(batch=100), generator())
     assert torch.equal(model[1].weight, frozen)
 
 
@@ -214,13 +214,13 @@ class Parts(nn.Module):
 
 
 def test_only_what_learned_is_packed_with_the_buffers_beside_it() -> None:
-    names = set(WorkingCopy(Parts()).trained([Stage(0.1, 1, ("second",))]))
+    names = set(WorkingCopy(Parts()).trained([TrainingStage(0.1, 1, ("second",))]))
     buffers = {"running_mean", "running_var", "num_batches_tracked"}
     assert names == {f"second.{name}" for name in {"weight", "bias"} | buffers}
 
 
 def test_stages_are_packed_together() -> None:
-    stages = [Stage(0.1, 1, ("first.weight",)), Stage(0.1, 1, ("second.bias",))]
+    stages = [TrainingStage(0.1, 1, ("first.weight",)), TrainingStage(0.1, 1, ("second.bias",))]
     names = set(WorkingCopy(Parts()).trained(stages))
     assert {"first.weight", "second.bias", "first.running_mean"} <= names
     assert not {"first.bias", "second.weight"} & names
@@ -228,13 +228,13 @@ def test_stages_are_packed_together() -> None:
 
 def test_stage_that_trains_everything_packs_everything() -> None:
     model = Parts()
-    assert set(WorkingCopy(model).trained([Stage(0.1, 1)])) == set(model.state_dict())
-    assert "bare.running_mean" in WorkingCopy(model).trained([Stage(0.1, 1, ("bare", "first"))])
+    assert set(WorkingCopy(model).trained([TrainingStage(0.1, 1)])) == set(model.state_dict())
+    assert "bare.running_mean" in WorkingCopy(model).trained([TrainingStage(0.1, 1, ("bare", "first"))])
 
 
 def test_packed_tensors_are_copies() -> None:
     model = network()
-    packed = WorkingCopy(model).trained([Stage(0.1, 1)])
+    packed = WorkingCopy(model).trained([TrainingStage(0.1, 1)])
     with torch.no_grad():
         model[1].weight.zero_()
     assert packed["1.weight"].abs().sum() > 0

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizewise.exchange.plan import Stage
+from sizewise.exchange.plan import TrainingStage
 from sizewise.training.working import WorkingCopy
 
 
@@ -34,12 +34,12 @@ def test_what_the_owner_froze_is_taken_out_of_every_stage() -> None:
     model[0].weight.requires_grad_(False)
     copy = WorkingCopy(model)
     everything = ("0.bias", "1.weight", "1.bias", "2.weight", "2.bias")
-    assert copy.actual(Stage(0.1, 1)).trainable == everything
-    assert copy.actual(Stage(0.1, 1, ("0",))).trainable == ("0.bias",)
+    assert copy.actual(TrainingStage(0.1, 1)).trainable == everything
+    assert copy.actual(TrainingStage(0.1, 1, ("0",))).trainable == ("0.bias",)
     model.requires_grad_(False)
-    assert copy.actual(Stage(0.1, 1)).trainable == everything, "later freezing is a stage's own"
+    assert copy.actual(TrainingStage(0.1, 1)).trainable == everything, "later freezing is a stage's own"
 
 
 def test_a_stage_stays_as_it_is_when_nothing_is_frozen() -> None:
-    stage = Stage(0.1, 1, ("2",))
+    stage = TrainingStage(0.1, 1, ("2",))
     assert WorkingCopy(network()).actual(stage) is stage

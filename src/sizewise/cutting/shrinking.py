@@ -20,13 +20,13 @@ from sizewise.cutting.channels import Channels, Kept, Mask, Step
 from sizewise.cutting.narrowing import drop_channels
 from sizewise.cutting.union_find import Array
 from sizewise.errors import ModelError, SizewiseError
-from sizewise.exchange.view import Index, Slot
+from sizewise.exchange.view import Index, TensorSlice
 from sizewise.torch_tools.copying import copied, remake
 from sizewise.torch_tools.dry_run import named_tensors
 from sizewise.torch_tools.failures import reason
 
 
-def view(channels: Channels, kept: Kept) -> dict[str, Slot]:
+def view(channels: Channels, kept: Kept) -> dict[str, TensorSlice]:
     """Return where the tensors of a narrow model live among those of the full one.
 
     Args:
@@ -41,7 +41,7 @@ def view(channels: Channels, kept: Kept) -> dict[str, Slot]:
         ModelError: `kept` does not fit the groups.
     """
     mask = channels.mask(kept)
-    return {name: Slot(name, _index(channels.tensors[name], mask)) for name in channels.saved}
+    return {name: TensorSlice(name, _index(channels.tensors[name], mask)) for name in channels.saved}
 
 
 def _index(dims: tuple[Array, ...], mask: Mask) -> Index | None:
@@ -77,7 +77,7 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
 
     def piece(tensor: Tensor) -> Tensor:
         name = names[id(tensor)]
-        found = Slot(name, _index(channels.tensors[name], mask)).read({name: tensor.detach()})
+        found = TensorSlice(name, _index(channels.tensors[name], mask)).read({name: tensor.detach()})
         # Contiguous in any case: narrow channels-last convolutions corrupt memory on CPU.
         return found.clone(memory_format=torch.contiguous_format)
 

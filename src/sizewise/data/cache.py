@@ -21,7 +21,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
 
 FORMAT = 3  # Part of every key: raise it when what is stored changes meaning.
-_TENSORS = ("train_images", "train_labels", "test_images", "test_labels", "groups")
+_TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "groups")
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ class Dataset:
 
     Attributes:
         name: What it was loaded as.
-        train_images: uint8, (N, C, H, W), contiguous; of texts the token ids, int64 (N, T).
+        train_inputs: uint8, (N, C, H, W), contiguous; of texts the token ids, int64 (N, T).
         train_labels: Classes, int64 (N,); tags, int64 (N, T), `IGNORED` where there is none; or
             scores, float32 (N,).
-        test_images: As train_images, M of them.
+        test_inputs: As train_inputs, M of them.
         test_labels: As train_labels, M of them.
         class_names: One name per class or tag; for scores, one name.
         mean: One value per channel, in units where white is 1; none for texts.
@@ -39,9 +39,9 @@ class Dataset:
     """
 
     name: str
-    train_images: Tensor
+    train_inputs: Tensor
     train_labels: Tensor
-    test_images: Tensor
+    test_inputs: Tensor
     test_labels: Tensor
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
@@ -59,8 +59,8 @@ class Dataset:
                 f"{self.metric!r}; correct or remove data.metric"
             )
         for part, images, labels in (
-            ("train", self.train_images, self.train_labels),
-            ("test", self.test_images, self.test_labels),
+            ("train", self.train_inputs, self.train_labels),
+            ("test", self.test_inputs, self.test_labels),
         ):
             if self.vocabulary:
                 self._check_tokens(part, images)
@@ -86,10 +86,10 @@ class Dataset:
                     f"{self.name}: {part} labels must lie in 0..{self.classes - 1}, got "
                     f"{low}..{high}; use a split whose labels are public"
                 )
-        if self.train_images.shape[1:] != self.test_images.shape[1:]:
+        if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
             raise DataError(
-                f"{self.name}: training images are {tuple(self.train_images.shape[1:])}, test "
-                f"images {tuple(self.test_images.shape[1:])}; set image_size to make them equal"
+                f"{self.name}: training images are {tuple(self.train_inputs.shape[1:])}, test "
+                f"images {tuple(self.test_inputs.shape[1:])}; set image_size to make them equal"
             )
 
     def _check_tokens(self, part: str, ids: Tensor) -> None:
@@ -137,7 +137,7 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one image, (C, H, W), or text, (T,)."""
-        return tuple(self.train_images.shape[1:])
+        return tuple(self.train_inputs.shape[1:])
 
     @property
     def strata(self) -> tuple[Tensor, int]:
@@ -166,7 +166,7 @@ class Dataset:
         transform = self.transform(policy)
         if not isinstance(transform, Transform):
             return self
-        return replace(self, train_images=augment_once(self.train_images, transform, generator))
+        return replace(self, train_inputs=augment_once(self.train_inputs, transform, generator))
 
     def in_classes(self, names: tuple[str, ...]) -> "Dataset":
         """Return the same data with its labels numbered as somebody else numbers them.
@@ -201,9 +201,9 @@ class Dataset:
         stride = max(1, len(self.train_labels) // 1000)
         return sha256(
             {
-                "train_images": self.train_images[::stride],
+                "train_inputs": self.train_inputs[::stride],
                 "train_labels": self.train_labels,
-                "test_images": self.test_images[::stride],
+                "test_inputs": self.test_inputs[::stride],
                 "test_labels": self.test_labels,
             }
         )

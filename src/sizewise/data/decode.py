@@ -78,14 +78,14 @@ def decode(
         test = _read(name, splits[test_split], columns, image_size)
 
     channels = max(train.images.shape[1], test.images.shape[1])
-    train_images, test_images = (_in_channels(p.images, channels) for p in (train, test))
-    mean, std = channel_statistics(train_images)
+    train_inputs, test_inputs = (_in_channels(p.images, channels) for p in (train, test))
+    mean, std = channel_statistics(train_inputs)
     groups = np.unique(train.groups, return_inverse=True)[1] if train.groups else None
     return Dataset(
         name=name,
-        train_images=train_images,
+        train_inputs=train_inputs,
         train_labels=train.labels,
-        test_images=test_images,
+        test_inputs=test_inputs,
         test_labels=test.labels,
         class_names=columns.names or tuple(map(str, range(int(train.labels.max()) + 1))),
         mean=mean,

@@ -40,9 +40,9 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     owners = [torch.full((len(part.train_labels),), i) for i, part in enumerate(parts)]
     return Dataset(
         name="+".join(part.name for part in parts),
-        train_images=torch.cat([part.train_images for part in parts]),
+        train_inputs=torch.cat([part.train_inputs for part in parts]),
         train_labels=torch.cat([train for train, _ in shifted]),
-        test_images=torch.cat([part.test_images for part in parts]),
+        test_inputs=torch.cat([part.test_inputs for part in parts]),
         test_labels=torch.cat([test for _, test in shifted]),
         class_names=tuple(chain.from_iterable(names)),
         mean=first.mean,

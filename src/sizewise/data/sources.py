@@ -88,9 +88,9 @@ def load(
     return dataclasses.replace(
         full,
         # Indexing would copy all images out of the memory map that worker processes share.
-        train_images=full.train_images if train_limit is None else full.train_images[train],
+        train_inputs=full.train_inputs if train_limit is None else full.train_inputs[train],
         train_labels=full.train_labels[train],
-        test_images=full.test_images[test],
+        test_inputs=full.test_inputs[test],
         test_labels=full.test_labels[test],
         groups=None if full.groups is None else full.groups[train],
         mean=known.mean or full.mean,
@@ -129,9 +129,9 @@ def _digits(image_size: int | None) -> Dataset:
     mean, std = channel_statistics(images[~held_out])
     return Dataset(
         name="digits",
-        train_images=images[~held_out],
+        train_inputs=images[~held_out],
         train_labels=targets[~held_out],
-        test_images=images[held_out],
+        test_inputs=images[held_out],
         test_labels=targets[held_out],
         class_names=tuple("0123456789"),
         mean=mean,

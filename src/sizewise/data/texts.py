@@ -148,9 +148,9 @@ def encode(
         names = tuple(map(str, range(int(train_labels.max()) + 1)))
     return Dataset(
         name=name,
-        train_images=train_ids,
+        train_inputs=train_ids,
         train_labels=train_labels,
-        test_images=test_ids,
+        test_inputs=test_ids,
         test_labels=test_labels,
         class_names=names or ("score",),
         mean=(),

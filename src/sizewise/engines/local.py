@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from sizewise.engines import Outcome
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Plan, portions
 from sizewise.exchange.state import State
 from sizewise.training import evaluation
@@ -15,20 +15,20 @@ from sizewise.training.evaluation import Score
 class LocalEngine:
     """Trains devices in this process."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
+    def __init__(self, runner: DeviceRunner) -> None:
+        self.runner = runner
         # One thread, as in a worker: sums are then added in the same order, bit for bit.
         torch.set_num_threads(1)
 
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
-        for portion in portions(plans, lambda plan: self.site.together):
-            yield from self.site.train_all(state, portion, [None] * len(portion))
+        for portion in portions(plans, lambda plan: self.runner.together):
+            yield from self.runner.train_all(state, portion, [None] * len(portion))
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set."""
-        sizes = self.site.method.deploy(state)
-        return {size: evaluation.total(self.site.evaluate(state, size, None)) for size in sizes}
+        sizes = self.runner.method.deploy(state)
+        return {size: evaluation.total(self.runner.evaluate(state, size, None)) for size in sizes}
 
     def close(self) -> None:
         """Nothing to let go of."""

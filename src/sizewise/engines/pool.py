@@ -25,7 +25,7 @@ from sizewise.common.structure import plain
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.engines import Outcome
-from sizewise.engines.arena import Arena
+from sizewise.engines.shared_tensors import SharedTensors
 from sizewise.engines.worker import main as become_workers
 from sizewise.errors import EngineError
 from sizewise.exchange.checkpoint import DeviceFiles
@@ -49,8 +49,8 @@ PORTIONS = 8
 @dataclass(frozen=True)
 class _Worker:
     connection: Connection
-    inbox: Arena
-    outbox: Arena
+    inbox: SharedTensors
+    outbox: SharedTensors
 
     def send(self, message: dict[str, Any]) -> None:
         try:
@@ -113,14 +113,14 @@ class PoolEngine:
     """
 
     def __init__(self, workers: int) -> None:
-        self._state, self._data = Arena(), Arena()
+        self._state, self._data = SharedTensors(), SharedTensors()
         self._published: State | None = None
         self._together = 0
         self._workers: list[_Worker] = []
         theirs: list[socket.socket] = []
         for _ in range(workers):
             ours, other = socket.socketpair()
-            self._workers.append(_Worker(Connection(ours.detach()), Arena(), Arena()))
+            self._workers.append(_Worker(Connection(ours.detach()), SharedTensors(), SharedTensors()))
             theirs.append(other)
         inboxes = [worker.inbox for worker in self._workers]
         outboxes = [worker.outbox for worker in self._workers]

@@ -21,8 +21,8 @@ from sizewise import config as configs
 from sizewise.common.structure import build, plain
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
-from sizewise.engines.arena import Arena
-from sizewise.engines.site import Site
+from sizewise.engines.shared_tensors import SharedTensors
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.checkpoint import DeviceFiles
 from sizewise.exchange.plan import Plan, Refusal
 from sizewise.exchange.state import State
@@ -36,11 +36,11 @@ FACTS = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
 class Worker:
     """Answers the pool's messages: `open` first, then a `state` before each kind of work."""
 
-    def __init__(self, state: Arena, data: Arena, inbox: Arena, outbox: Arena) -> None:
+    def __init__(self, state: SharedTensors, data: SharedTensors, inbox: SharedTensors, outbox: SharedTensors) -> None:
         self._state_arena, self._data_arena = state, data
         self._inbox, self._outbox = inbox, outbox
         self._state = State({})
-        self._site: Site
+        self._runner: DeviceRunner
 
     def answer(self, message: Message) -> Message | None:
         """Do what a message asks for; None when no reply is expected."""
@@ -69,7 +69,7 @@ class Worker:
         )
         method = configs.make_method(config, task)
         partition = load_partition(content["partition"])
-        self._site = Site(method, dataset, partition, config.engine.together)
+        self._runner = DeviceRunner(method, dataset, partition, config.engine.together)
 
     def _see(self, content: Message) -> None:
         tensors = self._state_arena.read(content["layout"])
@@ -85,7 +85,7 @@ class Worker:
         facts: list[Message] = []
         tensors: dict[str, Tensor] = {}
         plans = [replace(plan, device=device) for device in content["devices"]]
-        for number, outcome in enumerate(self._site.train_all(self._state, plans, parcels)):
+        for number, outcome in enumerate(self._runner.train_all(self._state, plans, parcels)):
             if isinstance(outcome, Refusal):
                 facts.append({"refusal": plain(outcome)})
                 continue
@@ -97,7 +97,7 @@ class Worker:
         return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
-        scores: list[Score] = self._site.evaluate(self._state, content["size"], content["batches"])
+        scores: list[Score] = self._runner.evaluate(self._state, content["size"], content["batches"])
         return {"scores": plain(scores)}
 
 
@@ -128,7 +128,7 @@ def _end_with_pool(pipe: int) -> None:
 def main(descriptors: list[int]) -> None:
     """Become one worker, and fork the others."""
     count = (len(descriptors) - 2) // 3
-    state, data = Arena(descriptors[0]), Arena(descriptors[1])
+    state, data = SharedTensors(descriptors[0]), SharedTensors(descriptors[1])
     inboxes, outboxes, pipes = (descriptors[2 + i * count :][:count] for i in range(3))
     torch.set_num_threads(1)
     number = 0
@@ -140,7 +140,7 @@ def main(descriptors: list[int]) -> None:
         # A pipe must be open in one worker only, or its end would not be noticed.
         if other != number:
             os.close(pipe)
-    boxes = Arena(inboxes[number]), Arena(outboxes[number])
+    boxes = SharedTensors(inboxes[number]), SharedTensors(outboxes[number])
     serve(Worker(state, data, *boxes), Connection(pipes[number]))
     os._exit(0)  # A forked child must not run its parent's exit handlers.
 

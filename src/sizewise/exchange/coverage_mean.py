@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sizewise.exchange.view import Index, Slot, Tensors, View, grid, slices
+from sizewise.exchange.view import Index, TensorSlice, Tensors, View, grid, slices
 
 
 class CoverageMean:
@@ -24,7 +24,7 @@ class CoverageMean:
 
     Example:
         >>> mean = CoverageMean({"w": torch.zeros(3)})
-        >>> mean.add({"w": torch.ones(2)}, {"w": Slot("w", (slice(0, 2),))}, weight=5.0)
+        >>> mean.add({"w": torch.ones(2)}, {"w": TensorSlice("w", (slice(0, 2),))}, weight=5.0)
         >>> mean.result()["w"]
         tensor([1., 1., 0.])
     """
@@ -47,7 +47,7 @@ class CoverageMean:
         for local, tensor in update.items():
             self._add_tensor(view[local], tensor, weight)
 
-    def _add_tensor(self, slot: Slot, tensor: Tensor, weight: float) -> None:
+    def _add_tensor(self, slot: TensorSlice, tensor: Tensor, weight: float) -> None:
         old = self._tensors[slot.name]
         if not old.is_floating_point():
             # Counters such as num_batches_tracked: the furthest one is the useful one.

@@ -10,7 +10,7 @@ from sizewise.exchange.view import Tensors
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """One stretch of a device's training.
 
     Attributes:
@@ -32,7 +32,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Submodel:
     """The part of the model that a device trains.
 
     Attributes:
@@ -62,8 +62,8 @@ class Plan:
     device: int
     round: int
     group: str
-    piece: Piece
-    stages: tuple[Stage, ...]
+    piece: Submodel
+    stages: tuple[TrainingStage, ...]
     budget: int | None = None
     predicted: int | None = None
 

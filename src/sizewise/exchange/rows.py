@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from sizewise.errors import UpdateRefused
-from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.exchange.view import TensorSlice, Tensors, View
 
 
 def with_rows(view: View, rows: Mapping[str, Sequence[int]], tensors: Tensors) -> View:
@@ -26,7 +26,7 @@ def with_rows(view: View, rows: Mapping[str, Sequence[int]], tensors: Tensors) -
     return {**view, **{n: _narrowed(view, n, chosen, tensors) for n, chosen in rows.items()}}
 
 
-def _narrowed(view: View, name: str, rows: Sequence[int], tensors: Tensors) -> Slot:
+def _narrowed(view: View, name: str, rows: Sequence[int], tensors: Tensors) -> TensorSlice:
     if name not in view:
         raise UpdateRefused(f"rows of {name!r} came, a tensor that was never sent to this device")
     slot = view[name]
@@ -39,4 +39,4 @@ def _narrowed(view: View, name: str, rows: Sequence[int], tensors: Tensors) -> S
         raise UpdateRefused(
             f"the rows {rows!r:.99} of {name!r} came, expected distinct rows of {count}"
         )
-    return Slot(slot.name, (torch.tensor(rows, dtype=torch.int64), *index[1:]))
+    return TensorSlice(slot.name, (torch.tensor(rows, dtype=torch.int64), *index[1:]))

@@ -24,7 +24,7 @@ No entry is listed twice; `merge` relies on that.
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlice:
     """A place in the server's tensors.
 
     Attributes:
@@ -58,7 +58,7 @@ class Slot:
         )
 
 
-View = Mapping[str, Slot]
+View = Mapping[str, TensorSlice]
 """A device's tensor names and the slots they fill."""
 
 
@@ -84,9 +84,9 @@ def grid(index: Index, shape: torch.Size) -> tuple["slice | Tensor", ...]:
     )
 
 
-def whole(names: Mapping[str, object] | list[str]) -> dict[str, Slot]:
+def whole(names: Mapping[str, object] | list[str]) -> dict[str, TensorSlice]:
     """Return the view of a device that holds these tensors entirely, under the same names."""
-    return {name: Slot(name) for name in names}
+    return {name: TensorSlice(name) for name in names}
 
 
 def cut(tensors: Tensors, view: View) -> dict[str, Tensor]:

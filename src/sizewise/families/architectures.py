@@ -14,7 +14,7 @@ from typing import Any
 from torch import Size, nn
 
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece, Stage, Update
+from sizewise.exchange.plan import Submodel, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, cut, whole
 from sizewise.families.base import Method
@@ -59,16 +59,16 @@ class Architectures(Method):
 
     # ---- models
 
-    def piece(self, name: str) -> Piece:
+    def piece(self, name: str) -> Submodel:
         """Return the piece of a device with this model."""
-        return Piece(name, {"model": name})
+        return Submodel(name, {"model": name})
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The model whose stem and head the server begins with."""
         return self.piece(self.task.model.name)
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a fresh model of a piece's architecture."""
         return self.task.named(piece.size).build()
 
@@ -84,7 +84,7 @@ class Architectures(Method):
         shapes = hidden_shapes(model, self.split(name), self.task.drawn(2))
         return shapes[0], shapes[-1]
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return the stem and the head; nothing if devices keep theirs."""
         if piece.size not in self._views:
             split, own = self.split(piece.size), loop.own_tensors(self.pattern(piece))
@@ -94,7 +94,7 @@ class Architectures(Method):
 
     # ---- who gets which
 
-    def stage(self, name: str, round_index: int) -> Stage:
+    def stage(self, name: str, round_index: int) -> TrainingStage:
         """Return the costliest stage of a device with this model."""
         (stage,) = self.stages(round_index)
         return stage
@@ -135,7 +135,7 @@ class Architectures(Method):
         tensors = {name: fresh[name].detach().clone() for name in self.view(self.main)}
         return State(tensors, extras={"models": {}})
 
-    def _ends(self, piece: Piece) -> dict[str, str]:
+    def _ends(self, piece: Submodel) -> dict[str, str]:
         """Return the shapes of what all models must have in common, for people."""
         own, (first, last) = loop.own_tensors(self.pattern(piece)), self.between(piece.size)
         split = self.split(piece.size)
@@ -162,7 +162,7 @@ class Architectures(Method):
 
     # ---- the device
 
-    def start(self, piece: Piece, received: Tensors, memory: Tensors) -> Tensors:
+    def start(self, piece: Submodel, received: Tensors, memory: Tensors) -> Tensors:
         """Return what a device's model starts from: its own layers, fresh ones at first.
 
         A device that was upgraded may remember layers of another model, which do not help.
@@ -201,7 +201,7 @@ class Architectures(Method):
         models: Mapping[str, str] = state.extras["models"]
         return {f"device {n} ({models[n]})": int(n) for n in sorted(models, key=int)}
 
-    def _model(self, state: State, piece: Piece, number: int | None) -> nn.Module:
+    def _model(self, state: State, piece: Submodel, number: int | None) -> nn.Module:
         memory = {} if number is None else state.devices.get(number, {})
         received = cut(state.tensors, self.view(piece))
         return self.copy(piece).load(self.start(piece, received, memory))

@@ -18,7 +18,7 @@ from sizewise.cutting.channels import Channels, Kept
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
-from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, check, check_shared, cut, whole
@@ -72,9 +72,9 @@ class Method:
         self._metered: dict[tuple[object, ...], int] = {}
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The piece that the server's model consists of."""
-        return Piece()
+        return Submodel()
 
     # ---- the model
 
@@ -108,7 +108,7 @@ class Method:
             tensors[name] = known.detach().clone()
         return State(tensors)
 
-    def extended(self, state: State, pieces: Iterable[Piece]) -> State:
+    def extended(self, state: State, pieces: Iterable[Submodel]) -> State:
         """Return a state that also has the tensors which only these pieces have."""
         tensors = dict(state.tensors)
         for piece in pieces:
@@ -118,11 +118,11 @@ class Method:
                 tensors[slot.name] = fresh[local].detach().clone()
         return replace(state, tensors=tensors)
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a fresh model of a piece's shapes."""
         return self.task.build(piece.cut.get("width", 1.0))
 
-    def copy(self, piece: Piece) -> WorkingCopy:
+    def copy(self, piece: Submodel) -> WorkingCopy:
         """Return this process's working copy for pieces of this size."""
         if piece.size not in self._copies:
             pattern = self._patterns.get(piece.size)
@@ -130,7 +130,7 @@ class Method:
             self._copies[piece.size] = WorkingCopy(fresh)
         return self._copies[piece.size]
 
-    def pattern(self, piece: Piece) -> nn.Module:
+    def pattern(self, piece: Submodel) -> nn.Module:
         """Return a model of a piece's shapes as it was built, to learn its cost from.
 
         Not the working copy: that may be frozen in parts, or hold activations.
@@ -139,7 +139,7 @@ class Method:
             self._patterns[piece.size] = self.build(piece)
         return self._patterns[piece.size]
 
-    def module(self, piece: Piece) -> nn.Module:
+    def module(self, piece: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
         return self.copy(piece).module
 
@@ -150,11 +150,11 @@ class Method:
         """What hangs together in the model that pieces are cut from; None if none are."""
         return None if self.kept(self.main) is None else self.task.channels
 
-    def kept(self, piece: Piece) -> Kept | None:
+    def kept(self, piece: Submodel) -> Kept | None:
         """Return the channels that a piece keeps; None if it is not cut out of a wider model."""
         return self.task.kept(piece.cut.get("width", 1.0))
 
-    def cuts(self) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Submodel]:
         """Return pieces that stand for all that a run cuts: they are checked before it begins."""
         return (self.main,)
 
@@ -171,10 +171,10 @@ class Method:
         """Return the largest plan that a device may get in a round, where plans are drawn."""
         return self.plan(state, device, round_index)
 
-    def stages(self, round_index: int) -> tuple[Stage, ...]:
+    def stages(self, round_index: int) -> tuple[TrainingStage, ...]:
         """Return the stages of a device that trains everything at once."""
         recipe = self.task.recipe
-        return (Stage(recipe.lr_at(round_index, self.task.rounds), recipe.epochs),)
+        return (TrainingStage(recipe.lr_at(round_index, self.task.rounds), recipe.epochs),)
 
     def affordable(self, plan: Plan, device: Device) -> Plan:
         """Return the plan with its predicted peak; raise BudgetTooSmall if the device lacks it."""
@@ -184,11 +184,11 @@ class Method:
             raise BudgetTooSmall(budget, peak, f"one training step of the {plan.piece.size} model")
         return replace(plan, budget=budget, predicted=peak)
 
-    def footprint(self, piece: Piece, stage: Stage) -> Footprint:
+    def footprint(self, piece: Submodel, stage: TrainingStage) -> Footprint:
         """Return the predicted bytes of one training step of a stage."""
         return self.cost(piece, stage).footprint
 
-    def cost(self, piece: Piece, stage: Stage) -> Cost:
+    def cost(self, piece: Submodel, stage: TrainingStage) -> Cost:
         """Return what one training step of a stage is predicted to take."""
         key = (piece.size, stage.trainable, stage.name)
         if key not in self._costs:
@@ -196,7 +196,7 @@ class Method:
             self._costs[key] = self.predicted(pattern, self.copy(piece).actual(stage))
         return self._costs[key]
 
-    def predicted(self, module: nn.Module, stage: Stage) -> Cost:
+    def predicted(self, module: nn.Module, stage: TrainingStage) -> Cost:
         """Return what one training step of a stage on a model is predicted to take."""
         recipe = self.task.recipe
         return prediction.cost(
@@ -208,15 +208,15 @@ class Method:
             trainable=stage.trainable,
         )
 
-    def example(self, stage: Stage, batch: int) -> tuple[Any, Any]:
+    def example(self, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
         """Return so many inputs of a stage and their targets, of which only the shapes matter."""
         return self.task.inputs(batch), self.task.targets(batch)
 
-    def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
+    def flops_per_sample(self, piece: Submodel, stage: TrainingStage) -> int:
         """Return the FLOPs of training on one sample in a stage."""
         return self.cost(piece, stage).flops // self.task.recipe.batch
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return which server tensors, and which entries of them, a piece consists of."""
         if piece.size not in self._views:
             module = self.module(piece)
@@ -344,7 +344,7 @@ class Method:
         """Yield what each stage trains on; each is asked for when the stages before it are done."""
         return (shard for _ in plan.stages)
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return what a device minimises in a stage; without its data, the costliest of them."""
         return cross_entropy
 
@@ -393,11 +393,11 @@ class Method:
         """Return whose memory deployed models are made from, by size; empty: the server has all."""
         return {}
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return the pieces that people run, smallest first."""
         return (self.main,)
 
-    def filled(self, piece: Piece, state: State) -> nn.Module:
+    def filled(self, piece: Submodel, state: State) -> nn.Module:
         """Return the working copy of a piece with the server's tensors in it."""
         return self.copy(piece).load(cut(state.tensors, self.view(piece)))
 

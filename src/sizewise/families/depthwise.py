@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sizewise.common.structure import plain
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
-from sizewise.exchange.plan import Piece, Stage
+from sizewise.exchange.plan import Submodel, TrainingStage
 from sizewise.families.base import Method
 from sizewise.memory import accounting
 from sizewise.memory.packing import Packing, pack_blocks
@@ -35,8 +35,8 @@ MICRO = 8
 class Schedule:
     """What a kind of device trains: its piece, and stages in order."""
 
-    piece: Piece
-    stages: tuple[Stage, ...]
+    piece: Submodel
+    stages: tuple[TrainingStage, ...]
 
 
 class Depthwise(Method):
@@ -207,8 +207,8 @@ class Depthwise(Method):
         name = " + ".join(part.name for part in (blocks, *peers))
         cut = {"blocks": plain(blocks), "peers": plain(list(peers))}
         exits = [n for n in range(1, len(self.shapes)) if self.has_exit(n)] if not peers else []
-        piece = Piece(f"any blocks, {len(peers)} peers", {"exits": exits, "peers": len(peers)})
-        return Schedule(piece, (Stage(1.0, 1, tuple(trainable), name, cut),))
+        piece = Submodel(f"any blocks, {len(peers)} peers", {"exits": exits, "peers": len(peers)})
+        return Schedule(piece, (TrainingStage(1.0, 1, tuple(trainable), name, cut),))
 
     def has_exit(self, stop: int) -> bool:
         """Return whether there are weights between so many blocks and the logits or the head."""
@@ -238,4 +238,4 @@ def _in_order(schedules: Sequence[Schedule]) -> Schedule:
     used = {Blocks.read(stage.cut["blocks"]).stop for stage in stages}
     cut = schedules[0].piece.cut
     size = "blocks " + " | ".join(stage.name for stage in stages)
-    return Schedule(Piece(size, {**cut, "exits": sorted(used & set(cut["exits"]))}), stages)
+    return Schedule(Submodel(size, {**cut, "exits": sorted(used & set(cut["exits"]))}), stages)

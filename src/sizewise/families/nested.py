@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sizewise.common.widths import named
-from sizewise.exchange.plan import Piece, Plan
+from sizewise.exchange.plan import Submodel, Plan
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Index, Slot, View, cut
+from sizewise.exchange.view import Index, TensorSlice, View, cut
 from sizewise.families.widthwise import Widthwise
 from sizewise.fleet.devices import Device
 from sizewise.surgery import norms
@@ -83,12 +83,12 @@ def _positions(entries: Tensor, held: Tensor) -> slice | Tensor:
 class NestedWidths(Widthwise):
     """Base of the methods whose devices train all widths up to their own."""
 
-    def trainee(self, width: float) -> Piece:
+    def trainee(self, width: float) -> Submodel:
         """Return the piece of a width with all narrower ones inside it."""
         within = [inner for inner in self.widths if inner < width]
         if not within:
             return self.piece(width)
-        return Piece(f"widths up to {named(width)}", {"width": width, "within": within})
+        return Submodel(f"widths up to {named(width)}", {"width": width, "within": within})
 
     def most(self, state: State, device: Device, round_index: int) -> Plan:
         """Return the plan for the largest width of a device, whatever it draws."""
@@ -96,7 +96,7 @@ class NestedWidths(Widthwise):
         plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
         return self.affordable(plan, device)
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a piece's model, around the narrower ones if it has any."""
         within = piece.cut.get("within")
         if not within:
@@ -118,14 +118,14 @@ class NestedWidths(Widthwise):
             name = first[id(tensor)]  # A tied tensor has a place under each of its names.
             if name not in apart:
                 index = _within(narrow[name].index, wide[name].index, self._shapes[name])
-                shared[local] = Slot(name, index)
+                shared[local] = TensorSlice(name, index)
         return module, shared
 
     @cached_property
     def _shapes(self) -> dict[str, torch.Size]:
         return {name: tensor.shape for name, tensor in own_tensors(self.task.build()).items()}
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return a piece's tensors: those of its width, and what inner widths keep apart."""
         within = piece.cut.get("within")
         if not within:

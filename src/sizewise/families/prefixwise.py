@@ -14,9 +14,9 @@ from typing import Any, Literal
 from torch import nn
 
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece, Plan
+from sizewise.exchange.plan import Submodel, Plan
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Slot, View
+from sizewise.exchange.view import TensorSlice, View
 from sizewise.families.base import Method
 from sizewise.families.exits import stage_ends, with_exits
 from sizewise.fleet.devices import Device, ratio_of
@@ -61,28 +61,28 @@ class Prefixwise(Method):
                 raise ConfigError(f"method.exits must be after 0 to {last} blocks, not {stop}")
         return tuple(sorted({*(self.options.exits or stage_ends(self.shapes)), last}))
 
-    def single(self, depth: int) -> Piece:
+    def single(self, depth: int) -> Submodel:
         """Return the piece of a depth with its last exit alone."""
-        return Piece(f"exit {depth}", {"exits": [self.stops[depth - 1]]})
+        return Submodel(f"exit {depth}", {"exits": [self.stops[depth - 1]]})
 
-    def trainee(self, depth: int) -> Piece:
+    def trainee(self, depth: int) -> Submodel:
         """Return what a device of a depth trains."""
         return self.single(depth)
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The whole model."""
         return self.trainee(len(self.stops))
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build the blocks and the exits of a piece."""
         return with_exits(self.task, self.parts, self.shapes, piece.cut["exits"])
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return where a piece's tensors live: under the same names, whatever its depth."""
         if piece.size not in self._views:
             self._views[piece.size] = {
-                name: Slot(self.first_names.get(name.removeprefix("model."), name))
+                name: TensorSlice(self.first_names.get(name.removeprefix("model."), name))
                 for name in own_tensors(self.module(piece))
             }
         return self._views[piece.size]
@@ -133,6 +133,6 @@ class Prefixwise(Method):
         plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
         return self.affordable(plan, device)
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return what devices of each depth train."""
         return [self.trainee(depth) for depth in state.extras["depths"]]

@@ -17,12 +17,12 @@ from torch import nn
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece
-from sizewise.exchange.view import Slot, View
+from sizewise.exchange.plan import Submodel
+from sizewise.exchange.view import TensorSlice, View
 from sizewise.families.base import Method
 from sizewise.surgery import norms, submodels
 from sizewise.surgery.dropping import drop_blocks, stages
-from sizewise.surgery.submodels import Submodel
+from sizewise.surgery.submodels import ScaledModel
 from sizewise.torch_tools.dry_run import on_meta
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
@@ -93,11 +93,11 @@ class Scalewise(Method):
         widths = {piece.cut.get("width", 1.0) for piece in self.submodels}
         return self.channels if widths != {1.0} else None
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a submodel from a fresh full model."""
         return self.reduced(self.task.build(), piece)
 
-    def reduced(self, model: nn.Module, piece: Piece, check: bool = True) -> nn.Module:
+    def reduced(self, model: nn.Module, piece: Submodel, check: bool = True) -> nn.Module:
         """Turn a full model into a submodel.
 
         Args:
@@ -110,23 +110,23 @@ class Scalewise(Method):
             model = shrinking.shrink(model, self.channels, kept, check=check)
         return drop_blocks(model, self.parts, self.shapes, self.kept_blocks(piece))
 
-    def kept_blocks(self, piece: Piece) -> Sequence[int]:
+    def kept_blocks(self, piece: Submodel) -> Sequence[int]:
         """Return the numbers of the blocks of a submodel."""
         found: Sequence[int] = piece.cut.get("blocks", range(len(self.parts.blocks)))
         return found
 
-    def kept(self, piece: Piece) -> Kept | None:
+    def kept(self, piece: Submodel) -> Kept | None:
         """Return the channels that a submodel keeps of each group; None if it keeps all."""
         width = piece.cut.get("width", 1.0)
         return None if width == 1 else selection.keep(self.channels, width)
 
-    def cuts(self) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Submodel]:
         """Return the narrowest and the widest of the submodels that lack channels."""
         cut = [piece for piece in self.submodels if self.kept(piece) is not None]
         cut.sort(key=lambda piece: float(piece.cut["width"]))
         return [*cut[:1], *cut[-1:]]
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return where a submodel's tensors live: in the full ones, or in its own."""
         if piece.size not in self._views:
             module = self.module(piece)
@@ -134,13 +134,13 @@ class Scalewise(Method):
             self._views[piece.size] = norms.separate(shared, self.apart(module), piece.size)
         return self._views[piece.size]
 
-    def _shared(self, piece: Piece) -> View:
+    def _shared(self, piece: Submodel) -> View:
         """Return where a submodel's tensors would live if none were its own."""
         kept = self.kept(piece)
         slots = {} if kept is None else shrinking.view(self.channels, kept)
         # A block that is left out may be the first place of a tied tensor.
         first = {n: self.first_names.get(n, n) for n in own_tensors(self.module(piece))}
-        return {name: slots.get(first[name], Slot(first[name])) for name in first}
+        return {name: slots.get(first[name], TensorSlice(first[name])) for name in first}
 
     def apart(self, module: nn.Module) -> set[str]:
         """Return the names of the tensors of a submodel that are its own."""
@@ -149,7 +149,7 @@ class Scalewise(Method):
     # ---- which submodels there are
 
     @cached_property
-    def submodels(self) -> tuple[Piece, ...]:
+    def submodels(self) -> tuple[Submodel, ...]:
         """All submodels, smallest first."""
         options, layout = self.options, stages(self.shapes)
         shares = options.shares or (self.task.ratios if options.assign == "ratio" else ())
@@ -157,7 +157,7 @@ class Scalewise(Method):
             chosen = submodels.published(self.task.model.name, options.scaling)
         elif options.widths or options.blocks:
             pairs = zip_longest(options.widths, options.blocks)
-            listed = (Submodel(width or 1.0, blocks) for width, blocks in pairs)
+            listed = (ScaledModel(width or 1.0, blocks) for width, blocks in pairs)
             chosen = sorted(listed, key=lambda one: self.share(self._cut(one)))
         elif shares:
             capped = sorted(min(share, 1.0) for share in shares)
@@ -169,10 +169,10 @@ class Scalewise(Method):
         distinct = dict.fromkeys(chosen)
         return tuple(self.piece(number, submodel) for number, submodel in enumerate(distinct))
 
-    def _fitting(self, memory: int | None, layout: Sequence[range]) -> Submodel | None:
+    def _fitting(self, memory: int | None, layout: Sequence[range]) -> ScaledModel | None:
         """Return the largest submodel that fits a budget; None if none does."""
         if memory is None:
-            return Submodel()
+            return ScaledModel()
         family = [
             submodels.scaled((part + 1) / SHARES, self.options.scaling, layout)
             for part in range(SHARES)
@@ -180,12 +180,12 @@ class Scalewise(Method):
         fitting = bisect_right(family, memory, key=self._cost)
         return family[fitting - 1] if fitting else None
 
-    def _cost(self, submodel: Submodel) -> int:
+    def _cost(self, submodel: ScaledModel) -> int:
         """Return the bytes of training a submodel."""
         return self.predicted(self._sketch(self._cut(submodel)), self.stages(0)[0]).footprint.peak
 
     @property
-    def _smallest(self) -> Submodel:
+    def _smallest(self) -> ScaledModel:
         return submodels.scaled(1 / SHARES, self.options.scaling, stages(self.shapes))
 
     @cached_property
@@ -198,24 +198,24 @@ class Scalewise(Method):
 
     def _sketch(self, cut: Mapping[str, Any]) -> nn.Module:
         """Return a submodel without data, to learn its cost from."""
-        sketch = self.reduced(on_meta(self._example), Piece(cut=cut), check=False)
+        sketch = self.reduced(on_meta(self._example), Submodel(cut=cut), check=False)
         learn = {name: p.requires_grad for name, p in self._example.named_parameters()}
         for name, parameter in sketch.named_parameters():
             parameter.requires_grad_(learn.get(name, True))
         return sketch
 
-    def peak(self, piece: Piece) -> int:
+    def peak(self, piece: Submodel) -> int:
         """Return the bytes of one training step of a submodel."""
         return self.footprint(piece, self.stages(0)[0]).peak
 
-    def piece(self, number: int, submodel: Submodel) -> Piece:
+    def piece(self, number: int, submodel: ScaledModel) -> Submodel:
         """Return a submodel as a piece, named after its share; the whole model is the server's."""
         cut = self._cut(submodel)
         if cut == {"width": 1.0}:
             return self.main
-        return Piece(f"submodel {number + 1} ({self.share(cut):.2f})", cut)
+        return Submodel(f"submodel {number + 1} ({self.share(cut):.2f})", cut)
 
-    def _cut(self, submodel: Submodel) -> dict[str, Any]:
+    def _cut(self, submodel: ScaledModel) -> dict[str, Any]:
         """Return what a submodel keeps, JSON-able; raise ConfigError if it cannot."""
         cut: dict[str, Any] = {"width": submodel.width}
         if submodel.blocks is not None:

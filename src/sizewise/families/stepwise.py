@@ -21,7 +21,7 @@ from sizewise.common.widths import named
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.errors import ModelError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.view import View
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Device, ratio_of
@@ -94,33 +94,33 @@ class Stepwise(Method):
 
     # ---- configurations
 
-    def piece(self, full: int, width: float) -> Piece:
+    def piece(self, full: int, width: float) -> Submodel:
         """Return the model with so many layers at full width and the others at another."""
         if width == 1:
             return self.main
-        return Piece(f"{full} full, head {named(width)}", {"full": full, "width": width})
+        return Submodel(f"{full} full, head {named(width)}", {"full": full, "width": width})
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a configuration's model, cut from a fresh full one."""
         full = self.task.build()
         if not piece.cut:
             return full
         return self._shrunk(full, piece)
 
-    def _shrunk(self, full: nn.Module, piece: Piece, check: bool = False) -> nn.Module:
+    def _shrunk(self, full: nn.Module, piece: Submodel, check: bool = False) -> nn.Module:
         return shrinking.shrink(full, self.channels, self._chosen(piece), check=check)
 
-    def kept(self, piece: Piece) -> Kept | None:
+    def kept(self, piece: Submodel) -> Kept | None:
         """Return the channels that a configuration keeps; None if it is the whole model."""
         return self._chosen(piece) if piece.cut else None
 
-    def _chosen(self, piece: Piece) -> Kept:
+    def _chosen(self, piece: Submodel) -> Kept:
         full, width = piece.cut["full"], piece.cut["width"]
         return selection.keep(
             self.channels, lambda g: 1.0 if g.index < full else width, rounding="floor_min1"
         )
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return which channels of the server's tensors a configuration consists of."""
         if not piece.cut:
             return super().view(piece)

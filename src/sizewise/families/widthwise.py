@@ -18,9 +18,9 @@ from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept
 from sizewise.cutting.selection import Rule
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece, Plan
+from sizewise.exchange.plan import Submodel, Plan
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Slot, View
+from sizewise.exchange.view import TensorSlice, View
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Device, ratio_of
 from sizewise.memory.packing import largest_ratio
@@ -105,11 +105,11 @@ class Widthwise(Method):
 
     # ---- pieces
 
-    def piece(self, width: float) -> Piece:
+    def piece(self, width: float) -> Submodel:
         """Return the piece of a width; the whole model is FedAvg's."""
-        return self.main if width == 1 else Piece(f"width {named(width)}", {"width": width})
+        return self.main if width == 1 else Submodel(f"width {named(width)}", {"width": width})
 
-    def trainee(self, width: float) -> Piece:
+    def trainee(self, width: float) -> Submodel:
         """Return what a device of a width trains; its bytes decide who gets it."""
         return self.piece(width)
 
@@ -119,11 +119,11 @@ class Widthwise(Method):
         plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
         return self.affordable(plan, device)
 
-    def choose(self, width: float, device: Device, round_index: int) -> Piece:
+    def choose(self, width: float, device: Device, round_index: int) -> Submodel:
         """Return a device's piece of a width: what its rule needs to know goes into its cut."""
         return self.trainee(width)
 
-    def rule(self, piece: Piece) -> Rule:
+    def rule(self, piece: Submodel) -> Rule:
         """Return which channels a piece keeps."""
         return selection.prefix
 
@@ -137,27 +137,27 @@ class Widthwise(Method):
         """What pieces are cut from."""
         return self.channels
 
-    def kept(self, piece: Piece) -> Kept | None:
+    def kept(self, piece: Submodel) -> Kept | None:
         """Return the channels that a piece keeps of each group; None if it is the whole model."""
         return self._chosen(piece) if "width" in piece.cut else None
 
-    def _chosen(self, piece: Piece) -> Kept:
+    def _chosen(self, piece: Submodel) -> Kept:
         width = piece.cut["width"]
         return selection.keep(self.channels, width, self.rule(piece), self.options.rounding)
 
-    def cuts(self) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Submodel]:
         """Return the narrowest and the widest piece that devices train."""
         widths = [width for width in self.fitting() if width < 1]
         return [self.piece(width) for width in (*widths[:1], *widths[-1:])]
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a model of a piece's shapes, cut from a fresh full one."""
         full = self.task.build()
         if "width" not in piece.cut:
             return full
         return shrinking.shrink(full, self.channels, self._chosen(piece))
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return which channels of the server's tensors a piece consists of."""
         if "width" not in piece.cut:
             return super().view(piece)
@@ -167,7 +167,7 @@ class Widthwise(Method):
                 self._views.clear()
             module = self.module(piece)
             slots = shrinking.view(self.channels, self._chosen(piece))
-            own: dict[str, Slot] = {name: slots[name] for name in loop.own_tensors(module)}
+            own: dict[str, TensorSlice] = {name: slots[name] for name in loop.own_tensors(module)}
             apart = norms.kept_apart(module, self.task.recipe.norm)
             self._views[key] = norms.separate(own, apart, piece.size)
         return self._views[key]
@@ -180,7 +180,7 @@ class Widthwise(Method):
         state = self.extended(super().setup(), map(self.piece, widths))
         return replace(state, extras={**state.extras, "widths": widths})
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return a piece for each width that devices train."""
         return [self.piece(width) for width in state.extras["widths"]]
 
@@ -195,17 +195,17 @@ class Shifting(Widthwise):
         super().__init__(task, options)
         norms.refuse_apart(task.recipe.norm, type(self).__name__.lower())
 
-    def choose(self, width: float, device: Device, round_index: int) -> Piece:
+    def choose(self, width: float, device: Device, round_index: int) -> Submodel:
         """Return the piece of a width that is due; the whole model is always the same."""
         piece = self.piece(width)
         if piece == self.main:
             return piece
-        return Piece(piece.size, {**piece.cut, **self.due(device, round_index)})
+        return Submodel(piece.size, {**piece.cut, **self.due(device, round_index)})
 
     def due(self, device: Device, round_index: int) -> dict[str, Any]:
         """Return what the rule needs to know to choose the channels of a device in a round."""
         raise NotImplementedError
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return the full model."""
         return (self.main,)

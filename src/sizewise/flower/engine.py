@@ -21,7 +21,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
 from sizewise.engines import Outcome
 from sizewise.engines.local import LocalEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import EngineError, TooFewUpdates, UpdateRefused
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State
@@ -69,7 +69,7 @@ class FlowerEngine:
         shards = load_partition(partition)
         self._policy, self._method = config.engine.flower, method
         self._sizes = shards.sizes()
-        self._here = LocalEngine(Site(method, dataset, shards))
+        self._here = LocalEngine(DeviceRunner(method, dataset, shards))
         # A node with data of its own has to see it as all others see theirs.
         facts = {name: getattr(dataset, name) for name in ("shape", "class_names", "mean", "std")}
         self._common = {"config": config.to_dict(), "data": plain(facts)}

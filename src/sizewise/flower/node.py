@@ -26,7 +26,7 @@ from sizewise.flower import wire
 
 if TYPE_CHECKING:
     from sizewise.data.dataset import Dataset
-    from sizewise.engines.site import Site
+    from sizewise.engines.device_runner import DeviceRunner
     from sizewise.exchange.plan import Plan, Update
     from sizewise.exchange.view import Tensors
     from sizewise.flower.memory import Versions
@@ -45,8 +45,8 @@ class Node:
     """Answers the server's messages."""
 
     def __init__(self) -> None:
-        # The site of the last run, for engines that keep the process: a cache, never a result.
-        self._opened: tuple[object, Site] | None = None
+        # The runner of the last run, for engines that keep the process: a cache, never a result.
+        self._opened: tuple[object, DeviceRunner] | None = None
 
     def announce(self, message: Message, context: Context) -> Message:
         """Tell which device this is, and what it has."""
@@ -70,9 +70,9 @@ class Node:
         shared: Tensors = {}
         try:
             self._check(plan, context)
-            site, versions = self._site(order, context), self._versions(order, context)
+            runner, versions = self._runner(order, context), self._versions(order, context)
             known = versions.read(order["memory"]) if order["memory"] else {}
-            outcome = site.work(plan, _tensors(message), known or {})
+            outcome = runner.work(plan, _tensors(message), known or {})
             if isinstance(outcome, Update):
                 tensors, shared = outcome.tensors, outcome.shared
                 version = versions.write(outcome.memory, order["memory"]) if outcome.memory else ""
@@ -97,7 +97,7 @@ class Node:
             raise DataError("it no longer has the model that it trained")
         devices = {order["device"]: memory}
         state = State(_tensors(message), extras=order["extras"], devices=devices)
-        score = evaluation.total(self._site(order, context).evaluate(state, order["size"], None))
+        score = evaluation.total(self._runner(order, context).evaluate(state, order["size"], None))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
     def _check(self, plan: "Plan", context: Context) -> None:
@@ -110,14 +110,14 @@ class Node:
                 f"its plan needs {plan.predicted:,} bytes, and it has no more than {budget:,} now"
             )
 
-    def _site(self, order: dict[str, Any], context: Context) -> "Site":
+    def _runner(self, order: dict[str, Any], context: Context) -> "DeviceRunner":
         """Return where plans of a run are carried out, with this node's data."""
         import torch
 
         from sizewise import config as configs
         from sizewise.data import sources
         from sizewise.data.texts import own_tokenizer
-        from sizewise.engines.site import Site
+        from sizewise.engines.device_runner import DeviceRunner
         from sizewise.runs import preparation
 
         torch.set_num_threads(1)  # This process trains, and does nothing else.
@@ -139,8 +139,8 @@ class Node:
                 data = replace(config.data, partition="draw", samples_per_device=samples)
                 config = replace(config, data=data)
             setting = preparation.prepare(config, dataset)
-            site = Site(setting.method, setting.dataset, setting.partition)
-            self._opened = (key, site)
+            runner = DeviceRunner(setting.method, setting.dataset, setting.partition)
+            self._opened = (key, runner)
         return self._opened[1]
 
     def _versions(self, order: dict[str, Any], context: Context) -> "Versions":

@@ -103,7 +103,7 @@ def unpack(record: ArrayRecord) -> "dict[str, Tensor]":
 def _tensor(name: str, array: Array) -> "Tensor":
     import torch
 
-    from sizewise.engines.arena import TYPES
+    from sizewise.engines.shared_tensors import TYPES
 
     kind, shape = TYPES.get(array.dtype), array.shape
     if array.stype != RAW or kind is None:

@@ -16,7 +16,7 @@ Discloses: the trained weights of each device, to the server.
 
 from functools import cached_property
 
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.families.prefixwise import Prefixwise
 from sizewise.fleet.devices import Device
 
@@ -25,7 +25,7 @@ class AllSmall(Prefixwise):
     """FedAvg at the depth of the weakest device."""
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The piece that every device trains."""
         return self.trainee(self.depths()[0])
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors
 from sizewise.families import feddyn
@@ -88,20 +88,20 @@ class DepthFL(Prefixwise):
 
     # ---- depths
 
-    def ensemble(self, depth: int) -> Piece:
+    def ensemble(self, depth: int) -> Submodel:
         """Return the piece of a depth with all its exits."""
-        return Piece(f"depth {depth}", {"exits": list(self.stops[:depth])})
+        return Submodel(f"depth {depth}", {"exits": list(self.stops[:depth])})
 
-    def trainee(self, depth: int) -> Piece:
+    def trainee(self, depth: int) -> Submodel:
         """Return what a device of a depth trains."""
         return self.ensemble(depth) if self.options.extended else self.single(depth)
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The whole model with all exits."""
         return self.ensemble(len(self.stops))
 
-    def stages(self, round_index: int) -> tuple[Stage, ...]:
+    def stages(self, round_index: int) -> tuple[TrainingStage, ...]:
         """Return the one stage of a round; it carries how much exits learn from each other."""
         (stage,) = super().stages(round_index)
         if not self.options.distil:
@@ -110,7 +110,7 @@ class DepthFL(Prefixwise):
 
     # ---- the device
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the joint loss of the exits."""
         return partial(joint, weight=stage.cut.get("weight", 0.0))
 
@@ -148,7 +148,7 @@ class DepthFL(Prefixwise):
 
     # ---- what people run
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return each exit that somebody trains, then each depth with all its exits."""
         depths = state.extras["depths"]
         if not self.options.extended:

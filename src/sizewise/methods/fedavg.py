@@ -18,7 +18,7 @@ from functools import cached_property
 
 from sizewise.common.widths import named
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.families.base import Method
 
 
@@ -40,7 +40,7 @@ class FedAvg(Method):
                 raise ConfigError(f"method.width must be in (0, 1], not {self.width}")
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The piece that every device trains."""
         width = self.options.width
-        return Piece() if width == 1 else Piece(f"width {named(width)}", {"width": width})
+        return Submodel() if width == 1 else Submodel(f"width {named(width)}", {"width": width})

@@ -23,7 +23,7 @@ from sizewise.common import rng
 from sizewise.cutting import selection
 from sizewise.cutting.selection import Rule
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.families.options import acts_only
 from sizewise.families.widthwise import Shifting
 from sizewise.fleet.devices import Device
@@ -60,7 +60,7 @@ class FedDropout(Shifting):
             draw = [generator.randrange(self.options.pool)]
         return {"draw": draw}
 
-    def rule(self, piece: Piece) -> Rule:
+    def rule(self, piece: Submodel) -> Rule:
         """Keep the channels of the piece's draw."""
         draw = piece.cut.get("draw", [])
         return selection.random(rng.torch_generator(self.task.seed, "channels", *draw))

@@ -38,9 +38,9 @@ from torch.nn import functional as F
 
 from sizewise.common import rng
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.exchange.view import TensorSlice, Tensors, View
 from sizewise.families.depthwise import PEERS, Depthwise
 from sizewise.fleet.devices import Device, ratio_of
 from sizewise.memory.prediction import Cost, Footprint, Meter, predict
@@ -82,7 +82,7 @@ class FeDepth(Depthwise):
 
     # ---- the model, taken apart
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build the model; for devices that take it apart, with ways out and peers."""
         model = self.task.build()
         if not piece.cut:
@@ -112,14 +112,14 @@ class FeDepth(Depthwise):
                 nn.Linear(shape[0], self.task.classes),
             )
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return where a device's tensors live: peers live nowhere but with it."""
         if not piece.cut:
             return super().view(piece)
         main = super().view(self.main)
         names = [n for n in own_tensors(self.module(piece)) if not n.startswith(PEERS)]
         inner = {name: name.partition(".")[2] for name in names if name.startswith("model.")}
-        return {name: main[inner[name]] if name in inner else Slot(name) for name in names}
+        return {name: main[inner[name]] if name in inner else TensorSlice(name) for name in names}
 
     # ---- the server
 
@@ -155,14 +155,14 @@ class FeDepth(Depthwise):
         plan = Plan(device.id, round_index, device.group, schedule.piece, stages)
         return self.affordable(plan, device)
 
-    def cost(self, piece: Piece, stage: Stage) -> Cost:
+    def cost(self, piece: Submodel, stage: TrainingStage) -> Cost:
         """Return what a step of a stage takes."""
         if piece.cut and not piece.cut["exits"]:
             # All such pieces hold the same tensors, whatever their stages are.
             piece = replace(piece, size=f"{piece.cut['peers']} peers")
         return super().cost(piece, stage)
 
-    def footprint(self, piece: Piece, stage: Stage) -> Footprint:
+    def footprint(self, piece: Submodel, stage: TrainingStage) -> Footprint:
         """Return the bytes of a stage; a buffered one also has to fill its buffer."""
         training = super().footprint(piece, stage)
         if not stage.cut.get("blocks", {}).get("buffered"):
@@ -171,7 +171,7 @@ class FeDepth(Depthwise):
         filling = max(self._filling(piece, number) for number in (-1, *blocks.frozen))
         return replace(training, peak=max(training.peak, filling))
 
-    def _filling(self, piece: Piece, number: int) -> int:
+    def _filling(self, piece: Submodel, number: int) -> int:
         """Return the bytes of passing a batch through a frozen block, or, for -1, the stem."""
         key = (piece.size, number)
         if key not in self._fillings:
@@ -183,7 +183,7 @@ class FeDepth(Depthwise):
 
     # ---- the device
 
-    def example(self, stage: Stage, batch: int) -> tuple[Any, Any]:
+    def example(self, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
         """Return the shapes of samples, or of what frozen blocks make of them, and of targets."""
         inputs, targets = super().example(stage, batch)
         if not stage.cut.get("blocks", {}).get("buffered"):
@@ -195,7 +195,7 @@ class FeDepth(Depthwise):
         """Return the shape of a batch before a block."""
         return torch.empty((batch, *self.shapes[number]), device="meta")
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the cross entropy behind a stage's way out; with peers, of all that learn."""
         if not stage.cut:
             return cross_entropy
@@ -257,7 +257,7 @@ class FeDepth(Depthwise):
                     done.append(number)
                 yield buffer
 
-    def _room(self, plan: Plan, stages: Sequence[Stage], held: Sequence[Tensor]) -> float:
+    def _room(self, plan: Plan, stages: Sequence[TrainingStage], held: Sequence[Tensor]) -> float:
         """Return the bytes that some stages leave of a device's budget, each of them."""
         if plan.budget is None:
             return float("inf")

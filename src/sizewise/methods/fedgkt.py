@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError, UpdateRefused
-from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, whole
 from sizewise.families.base import Method
@@ -125,21 +125,21 @@ class FedGKT(Method):
     # ---- the two models
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The server's part of the large model."""
-        return Piece("server")
+        return Submodel("server")
 
     @cached_property
-    def small(self) -> Piece:
+    def small(self) -> Submodel:
         """The devices' model."""
-        return Piece(self.options.client, {"part": "client"})
+        return Submodel(self.options.client, {"part": "client"})
 
     @cached_property
     def small_task(self) -> Task:
         """The task of a device: the same, with its small model."""
         return self.task.named(self.options.client, self.options.client_args)
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build the small model, or the large one without its stem."""
         if piece.cut:
             return self.small_task.build()
@@ -158,7 +158,7 @@ class FedGKT(Method):
         """The shape of one sample's features."""
         return hidden_shapes(self.small_task.build().eval(), self.split, self.task.drawn(2))[0]
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return the server's tensors for the server; devices see none of them."""
         if piece.size not in self._views:
             own = {} if piece.cut else loop.own_tensors(self.pattern(piece))
@@ -191,13 +191,13 @@ class FedGKT(Method):
         plan = Plan(device.id, round_index, device.group, self.small, stages)
         return self.affordable(plan, device)
 
-    def example(self, stage: Stage, batch: int) -> tuple[Any, Any]:
+    def example(self, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
         """Return the shapes of a batch: samples, the server's logits beside them; targets."""
         inputs, targets = super().example(stage, batch)
         logits = torch.empty((batch, self.task.classes), device="meta")
         return (inputs, logits) if stage.name == TAUGHT else (inputs,), targets
 
-    def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
+    def flops_per_sample(self, piece: Submodel, stage: TrainingStage) -> int:
         """Return the FLOPs of training on a sample, and its part of the pass that sends it."""
         # A forward pass costs about a third of a training step.
         return round(super().flops_per_sample(piece, stage) * (1 + 1 / (3 * stage.epochs)))
@@ -259,7 +259,7 @@ class FedGKT(Method):
         told = {FEATURES: torch.cat(features), LOGITS: torch.cat(logits)}
         return {**told, LABELS: shard.labels[shard.rows]}
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return a device's loss: cross entropy, and the distance from the server's logits."""
         options = self.options
         return partial(pupils_loss, alpha=options.alpha, temperature=options.temperature)
@@ -277,7 +277,7 @@ class FedGKT(Method):
         recipe = replace(self.task.recipe, max_steps=None, proximal=0.0)
         copy = self.copy(self.main)
         rate = recipe.lr_at(round_index, self.task.rounds)
-        stage = copy.actual(Stage(rate, options.server_epochs))
+        stage = copy.actual(TrainingStage(rate, options.server_epochs))
         distil = options.server_distil
         loss = partial(
             teachers_loss, alpha=options.alpha, temperature=options.temperature, distil=distil

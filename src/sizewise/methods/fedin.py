@@ -41,7 +41,7 @@ from torch import Size, Tensor
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, Stage, Update
+from sizewise.exchange.plan import Plan, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors
 from sizewise.families.architectures import Architectures
@@ -118,16 +118,16 @@ class FedIN(Architectures):
         """Return the plan of a device that gets others' features."""
         return self._plan(device, round_index, (self.stage(self.chosen(device), round_index),))
 
-    def _plan(self, device: Device, round_index: int, stages: tuple[Stage, ...]) -> Plan:
+    def _plan(self, device: Device, round_index: int, stages: tuple[TrainingStage, ...]) -> Plan:
         piece = self.piece(stages[0].cut["model"])
         return self.affordable(Plan(device.id, round_index, device.group, piece, stages), device)
 
-    def stage(self, name: str, round_index: int) -> Stage:
+    def stage(self, name: str, round_index: int) -> TrainingStage:
         """Return the one stage of a device with this model that gets others' features."""
         rule = ALONE if self.options.rule == "none" else self.options.rule
         return replace(super().stage(name, round_index), name=rule, cut={"model": name})
 
-    def example(self, stage: Stage, batch: int) -> tuple[Any, Any]:
+    def example(self, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
         """Return the shapes of a batch: samples, others' features, those to be shared; targets."""
         inputs, targets = super().example(stage, batch)
         copies = (stage.name != ALONE) + (self.options.rule != "none")
@@ -191,7 +191,7 @@ class FedIN(Architectures):
         seen = zip((EARLY, LATE), lesson.seen, strict=True)
         return replace(update, shared={name: self.options.blur(t, generator) for name, t in seen})
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return what a device minimises, and how its gradients are joined."""
         note = shard.note if isinstance(shard, Lesson) and self.options.rule != "none" else ignore
         split, weight = self.split(stage.cut["model"]), self.options.weight

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from sizewise.cutting import selection
 from sizewise.cutting.selection import Rule
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.families.widthwise import Shifting
 from sizewise.fleet.devices import Device
 
@@ -44,6 +44,6 @@ class FedRolex(Shifting):
         """Return the round: all devices see the same window."""
         return {"round": round_index}
 
-    def rule(self, piece: Piece) -> Rule:
+    def rule(self, piece: Submodel) -> Rule:
         """Keep the window of the piece's round; the first one where only shapes matter."""
         return selection.rolling(piece.cut.get("round", 0), self.options.stride)

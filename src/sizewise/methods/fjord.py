@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise.common import rng
-from sizewise.exchange.plan import Piece, Stage
+from sizewise.exchange.plan import Submodel, TrainingStage
 from sizewise.families.nested import NestedWidths
 from sizewise.fleet.devices import Device
 from sizewise.steps.step import Loss, backpropagate, compare
@@ -65,23 +65,23 @@ class FjORD(NestedWidths):
         largest = super().fitting()[-1]
         return [width for width in self.widths if width <= largest]
 
-    def trainee(self, width: float) -> Piece:
+    def trainee(self, width: float) -> Submodel:
         """Return the piece of a width, with all narrower ones inside if each batch draws one."""
         return super().trainee(width) if self.options.draw == "batch" else self.piece(width)
 
-    def choose(self, width: float, device: Device, round_index: int) -> Piece:
+    def choose(self, width: float, device: Device, round_index: int) -> Submodel:
         """Return what a device of a width trains, or a width drawn for the round."""
         if self.options.draw == "batch":
             return self.trainee(width)
         generator = rng.python_generator(self.task.seed, "width", round_index, device.id)
         return self.piece(generator.choice([w for w in self.widths if w <= width]))
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the loss at a width that is drawn for each batch."""
         loss = _ordered_dropout if shard is not None else _each_width_alone
         return partial(loss, distil=self.options.distil)
 
-    def flops_per_sample(self, piece: Piece, stage: Stage) -> int:
+    def flops_per_sample(self, piece: Submodel, stage: TrainingStage) -> int:
         """Return the FLOPs of training on one sample, in the mean over the drawn widths."""
         widths = [*piece.cut.get("within", ()), piece.cut.get("width", 1.0)]
         single = [super(FjORD, self).flops_per_sample(self.piece(w), stage) for w in widths]

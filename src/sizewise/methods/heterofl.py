@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError, ModelError
-from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
 from sizewise.exchange.view import Tensors
 from sizewise.families.nested import Nested, NestedWidths
 from sizewise.families.options import acts_only
@@ -111,11 +111,11 @@ class HeteroFL(NestedWidths):
             return largest
         return [width for width in self.widths if width <= largest[-1]]
 
-    def trainee(self, width: float) -> Piece:
+    def trainee(self, width: float) -> Submodel:
         """Return the piece of a width; if it is slimmable, with all narrower ones inside."""
         return super().trainee(width) if self.options.slimmable else self.piece(width)
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a piece's model, with its scaler."""
         module = super().build(piece)
         if isinstance(module, Nested):
@@ -124,7 +124,7 @@ class HeteroFL(NestedWidths):
 
     # ---- the device
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the cross entropy, of the device's own classes if others are masked."""
         loss: Loss = cross_entropy
         if self.options.mask_labels:

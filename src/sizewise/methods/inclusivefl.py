@@ -37,9 +37,9 @@ from torch import Tensor
 from sizewise.errors import ConfigError
 from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
-from sizewise.exchange.plan import Piece, Update
+from sizewise.exchange.plan import Submodel, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.exchange.view import TensorSlice, Tensors, View
 from sizewise.families.prefixwise import Prefixwise
 from sizewise.surgery import norms
 from sizewise.training.task import Task
@@ -76,24 +76,24 @@ class InclusiveFL(Prefixwise):
 
     # ---- what is shared
 
-    def trainee(self, depth: int) -> Piece:
+    def trainee(self, depth: int) -> Submodel:
         """Return the size of a depth: its blocks and its head."""
         return replace(self.single(depth), size=f"depth {depth}")
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return where a size's tensors live; its last block is its own, the whole model's not."""
         if piece.size not in self._views:
             shared, stop = super().view(piece), piece.cut["exits"][-1]
             if stop < len(self.parts.blocks):
                 last = f"{self.parts.blocks[stop - 1]}." if stop else None
                 shared = {
-                    local: Slot(f"{slot.name}@{piece.size}") if self._isolated(slot, last) else slot
+                    local: TensorSlice(f"{slot.name}@{piece.size}") if self._isolated(slot, last) else slot
                     for local, slot in shared.items()
                 }
             self._views[piece.size] = shared
         return self._views[piece.size]
 
-    def _isolated(self, slot: Slot, last: str | None) -> bool:
+    def _isolated(self, slot: TensorSlice, last: str | None) -> bool:
         if slot.name.startswith("exits."):
             return False  # Named after its depth already.
         return not self.options.sharing or (last is not None and slot.name.startswith(last))
@@ -135,7 +135,7 @@ class InclusiveFL(Prefixwise):
         return replace(state, tensors={**state.tensors, **agreed}, memory=memory)
 
     def _stepped(
-        self, state: State, sizes: Sequence[Piece], number: int, merged: Tensors
+        self, state: State, sizes: Sequence[Submodel], number: int, merged: Tensors
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of one size after the server's step, and what it remembers."""
         piece, view = sizes[number], self.view(sizes[number])
@@ -162,18 +162,18 @@ class InclusiveFL(Prefixwise):
         tensors, moments = server_optimizers.apply(recipe, old, new, before, everybody)
         return tensors, memory | {own + key: moment for key, moment in moments.items()}
 
-    def _learning(self, piece: Piece) -> dict[str, torch.Size]:
+    def _learning(self, piece: Submodel) -> dict[str, torch.Size]:
         """Return the shapes of a size's parameters, without those that their owner froze."""
         named = self.pattern(piece).named_parameters()
         return {name: p.shape for name, p in named if p.requires_grad}
 
-    def _block(self, piece: Piece, number: int) -> dict[str, str]:
+    def _block(self, piece: Submodel, number: int) -> dict[str, str]:
         """Return the server's names of what learns in a block, by the names within the block."""
         view, prefix = self.view(piece), f"model.{self.parts.blocks[number]}."
         names = self._learning(piece)
         return {n.removeprefix(prefix): view[n].name for n in names if n.startswith(prefix)}
 
-    def _taught(self, smaller: Piece, larger: Piece) -> dict[str, list[int]]:
+    def _taught(self, smaller: Submodel, larger: Submodel) -> dict[str, list[int]]:
         """Return, by its name within a block, who teaches each parameter of a size's last block.
 
         These are the blocks of the next larger size, from that block on, that have it in the same
@@ -190,7 +190,7 @@ class InclusiveFL(Prefixwise):
         return dict(sorted(taught.items()))
 
 
-def _stop(piece: Piece) -> int:
+def _stop(piece: Submodel) -> int:
     """Return the number of blocks of a size."""
     return int(piece.cut["exits"][-1])
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from torch import nn
 
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Piece, Plan, Update
+from sizewise.exchange.plan import Submodel, Plan, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, cut
 from sizewise.families.base import Method
@@ -83,23 +83,23 @@ class Local(Method):
         return FedAvg(self.task, self.options)
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The largest piece that the server has the start of."""
         return self.family.main
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build a model of a size."""
         return self.family.build(piece)
 
-    def copy(self, piece: Piece) -> WorkingCopy:
+    def copy(self, piece: Submodel) -> WorkingCopy:
         """Return the working copy of a size, the one that its family has."""
         return self.family.copy(piece)
 
-    def pattern(self, piece: Piece) -> nn.Module:
+    def pattern(self, piece: Submodel) -> nn.Module:
         """Return the model that the cost of a size is learned from."""
         return self.family.pattern(piece)
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return where a size's common start is."""
         return self.family.view(piece)
 
@@ -111,7 +111,7 @@ class Local(Method):
         """Give a device the one model, or the size that fits."""
         return self.family.plan(state, device, round_index)
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return the sizes, smallest first."""
         return self.family.pieces(state)
 
@@ -161,9 +161,9 @@ class Local(Method):
             for n in sorted(state.devices)
         }
 
-    def _piece(self, state: State, number: int) -> Piece:
+    def _piece(self, state: State, number: int) -> Submodel:
         known = state.extras.get(SIZES, {}).get(str(number))
-        return self.main if known is None else Piece(known["size"], known["cut"])
+        return self.main if known is None else Submodel(known["size"], known["cut"])
 
     def _model(self, state: State, number: int) -> nn.Module:
         piece = self._piece(state, number)

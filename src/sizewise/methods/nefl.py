@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from sizewise.common import rng
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece, Plan
+from sizewise.exchange.plan import Submodel, Plan
 from sizewise.exchange.state import State
 from sizewise.families.scalewise import Scalewise
 from sizewise.fleet.devices import Device, ratio_of
@@ -74,7 +74,7 @@ class NeFL(Scalewise):
 
     # ---- submodels
 
-    def reduced(self, model: nn.Module, piece: Piece, check: bool = True) -> nn.Module:
+    def reduced(self, model: nn.Module, piece: Submodel, check: bool = True) -> nn.Module:
         """Turn a full model into a submodel, with step sizes."""
         model, steps = super().reduced(model, piece, check), self.options.steps
         if steps == "fixed":
@@ -136,11 +136,11 @@ class NeFL(Scalewise):
         """Return the plan for the largest submodel within a device's reach."""
         return self._planned(self.within_reach(state, device)[-1], device, round_index)
 
-    def _planned(self, piece: Piece, device: Device, round_index: int) -> Plan:
+    def _planned(self, piece: Submodel, device: Device, round_index: int) -> Plan:
         stages = self.stages(round_index)
         return self.affordable(Plan(device.id, round_index, device.group, piece, stages), device)
 
-    def within_reach(self, state: State, device: Device) -> Sequence[Piece]:
+    def within_reach(self, state: State, device: Device) -> Sequence[Submodel]:
         """Return the submodels that a device may train, smallest first."""
         pieces, reach = self.pieces(state), self.options.reach
         if self.options.assign == "ratio":
@@ -155,6 +155,6 @@ class NeFL(Scalewise):
             raise BudgetTooSmall(memory or 0, least, "one training step of any submodel")
         return [pieces[number] for number in fit if number >= fit[-1] - reach]
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return all submodels; workers need not look for them again."""
-        return [Piece(entry["size"], entry["cut"]) for entry in state.extras["submodels"]]
+        return [Submodel(entry["size"], entry["cut"]) for entry in state.extras["submodels"]]

@@ -30,7 +30,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Piece, Plan, Update
+from sizewise.exchange.plan import Submodel, Plan, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut
 from sizewise.families.options import acts_only
@@ -164,7 +164,7 @@ class SLT(Stepwise):
         extras |= {"best": None, "since": 0}
         return replace(self.extended(state, pieces), extras={**state.extras, **extras})
 
-    def cuts(self) -> Sequence[Piece]:
+    def cuts(self) -> Sequence[Submodel]:
         """Return the first configuration, and the one whose width drops half way."""
         pieces = [self.piece(n, width) for n, width in enumerate(self.table) if width < 1]
         return [*pieces[:1], *pieces[len(pieces) // 2 :][:1]]
@@ -218,7 +218,7 @@ class SLT(Stepwise):
             return {"step": step, "best": best, "since": since + 1}
         return {"step": step + 1, "best": None, "since": 0}
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return the full model and the current configuration."""
         step = state.extras["trained"]
         current = self.piece(step, state.extras["widths"][step])

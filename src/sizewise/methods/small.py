@@ -19,7 +19,7 @@ from functools import cached_property
 
 from sizewise.common.widths import named
 from sizewise.errors import BudgetTooSmall, ConfigError, NoChannelLeft
-from sizewise.exchange.plan import Piece
+from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
 from sizewise.families.widthwise import STEPS
@@ -44,7 +44,7 @@ class Small(Method):
                 raise ConfigError(f"method.width must be in (0, 1], not {self.width}")
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """The piece that every device trains."""
         return _piece(self.options.width or self._fitting())
 
@@ -78,10 +78,10 @@ class Small(Method):
         state = super().setup()
         return replace(state, extras={**state.extras, "width": self.main.cut.get("width", 1.0)})
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return the narrow model."""
         return (_piece(state.extras["width"]),)
 
 
-def _piece(width: float) -> Piece:
-    return Piece() if width == 1 else Piece(f"width {named(width)}", {"width": width})
+def _piece(width: float) -> Submodel:
+    return Submodel() if width == 1 else Submodel(f"width {named(width)}", {"width": width})

@@ -31,9 +31,9 @@ from torch.nn.modules.conv import _ConvNd
 from sizewise.common import rng
 from sizewise.common.widths import named
 from sizewise.errors import ConfigError, NoChannelLeft
-from sizewise.exchange.plan import Piece, Plan, Stage, Update
+from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Slot, Tensors, View
+from sizewise.exchange.view import TensorSlice, Tensors, View
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Device, ratio_of
 from sizewise.steps.step import Loss, cross_entropy, masked_cross_entropy
@@ -119,14 +119,14 @@ class SplitMix(Method):
         """The number of bases; a hair more than 1 / atom, as 1 / (1 / 49) is 48.99999999999999."""
         return int(1 / self.atom + 1e-9)
 
-    def bases(self, chosen: Sequence[int], atom: float | None = None) -> Piece:
+    def bases(self, chosen: Sequence[int], atom: float | None = None) -> Submodel:
         """Return the piece that consists of these bases."""
         width = self.atom if atom is None else atom
         size = f"{len(chosen)} of width {named(width)}"
-        return Piece(size, {"bases": list(chosen), "width": width})
+        return Submodel(size, {"bases": list(chosen), "width": width})
 
     @cached_property
-    def main(self) -> Piece:
+    def main(self) -> Submodel:
         """All bases."""
         return self.bases(range(self.deck))
 
@@ -159,7 +159,7 @@ class SplitMix(Method):
 
     # ---- pieces
 
-    def build(self, piece: Piece) -> nn.Module:
+    def build(self, piece: Submodel) -> nn.Module:
         """Build the bases of a piece, each with its own initialisation."""
         width = piece.cut["width"]
         networks = [self.task.build(width, draw) for draw in piece.cut["bases"]]
@@ -170,13 +170,13 @@ class SplitMix(Method):
             scale(network, width, "conv" if self.options.rescale_layer else "none")
         return Ensemble(networks)
 
-    def view(self, piece: Piece) -> View:
+    def view(self, piece: Submodel) -> View:
         """Return a piece's tensors: its n-th base is the server's base of that number."""
         tensors = own_tensors(self.module(piece))
         slots = {}
         for name in tensors:
             _, number, rest = name.split(".", 2)
-            slots[name] = Slot(f"bases.{piece.cut['bases'][int(number)]}.{rest}")
+            slots[name] = TensorSlice(f"bases.{piece.cut['bases'][int(number)]}.{rest}")
         return slots
 
     def setup(self) -> State:
@@ -186,7 +186,7 @@ class SplitMix(Method):
 
     # ---- the device
 
-    def objective(self, stage: Stage, shard: Shard | None) -> Loss:
+    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the losses of the bases, one after the other."""
         single = masked_cross_entropy if self.options.mask_labels else cross_entropy
 
@@ -203,7 +203,7 @@ class SplitMix(Method):
 
     # ---- what people run
 
-    def pieces(self, state: State) -> Sequence[Piece]:
+    def pieces(self, state: State) -> Sequence[Submodel]:
         """Return ensembles of the first 1, 2, 4, ... bases, and of all of them."""
         atom = state.extras["atom"]
         deck = int(1 / atom + 1e-9)

@@ -225,7 +225,7 @@ def _training_batches(setting: Setting) -> Iterator[Tensor]:
     data, recipe = setting.dataset, setting.config.recipe
     transform = data.transform()
     count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
-    for images in torch.tensor_split(data.train_images, count):
+    for images in torch.tensor_split(data.train_inputs, count):
         yield transform(images, None)
 
 

@@ -71,7 +71,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     method = make_method(config, make_task(config, dataset, fleet))
     if config.recipe.eval_memory is not None:
         try:
-            task.frugal(method.pattern(method.main))
+            task.low_memory_inference(method.pattern(method.main))
         except BudgetTooSmall as error:
             raise ConfigError(
                 f"recipe.eval_memory is {error.budget:,} bytes, and evaluation needs at least "

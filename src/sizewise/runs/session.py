@@ -22,7 +22,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.engines import Engine, RemoteEngine
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.site import Site
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.runs import preview, resuming
@@ -135,7 +135,7 @@ def _federation(
         log.warning("%s", said)
     engine: Engine
     if remote is None:
-        engine = LocalEngine(Site(method, dataset, setting.partition, config.engine.together))
+        engine = LocalEngine(DeviceRunner(method, dataset, setting.partition, config.engine.together))
     else:
         remote.open(config, method, dataset, str(folder.partition))
         engine = remote

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from sizewise.errors import ConfigError
-from sizewise.exchange.view import Slot, View
+from sizewise.exchange.view import TensorSlice, View
 
 LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """The norms of torch, of any kind."""
@@ -65,13 +65,13 @@ def kept_apart(module: nn.Module, policy: str) -> set[str]:
     return {f"{name}.{t}" for name, _ in _batch_norms(module) for t in (*affine, *_STATISTICS)}
 
 
-def separate(view: View, apart: set[str], size: str) -> dict[str, Slot]:
+def separate(view: View, apart: set[str], size: str) -> dict[str, TensorSlice]:
     """Point the tensors that are kept apart at the copies that belong to one size.
 
     Those copies have the size's own shape, so nothing of them is cut.
     """
     return {
-        local: Slot(f"{slot.name}@{size}") if local in apart else slot
+        local: TensorSlice(f"{slot.name}@{size}") if local in apart else slot
         for local, slot in view.items()
     }
 

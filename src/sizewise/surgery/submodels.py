@@ -18,7 +18,7 @@ Scaling = Literal["width", "depth", "both"]
 
 
 @dataclass(frozen=True)
-class Submodel:
+class ScaledModel:
     """What a submodel keeps.
 
     Attributes:
@@ -30,7 +30,7 @@ class Submodel:
     blocks: tuple[int, ...] | None = None
 
 
-def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> Submodel:
+def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> ScaledModel:
     """Return the submodel with about a share of the parameters.
 
     Args:
@@ -43,10 +43,10 @@ def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> Submodel:
     kept = len(blocks) / max(1, sum(map(len, stages)))
     # Where more blocks had to stay than were meant to, there are fewer channels instead.
     width = 1.0 if scaling == "depth" else math.sqrt(share / max(deep, kept))
-    return Submodel(width, blocks if 0 < kept < 1 else None)
+    return ScaledModel(width, blocks if 0 < kept < 1 else None)
 
 
-def published(model: str, scaling: Scaling) -> list[Submodel]:
+def published(model: str, scaling: Scaling) -> list[ScaledModel]:
     """Return NeFL's submodels of a network, smallest first; the last is the network itself.
 
     Raises:
@@ -66,9 +66,9 @@ def published(model: str, scaling: Scaling) -> list[Submodel]:
     heads = _HEADS.get(model)
     found = [(math.sqrt(share), _blocks(kept)) for share, kept in tables[scaling][model]]
     if heads is None:
-        return [Submodel(width, blocks) for width, blocks in found]
+        return [ScaledModel(width, blocks) for width, blocks in found]
     # The embedding is a multiple of the heads, and all else in proportion to what it is then.
-    return [Submodel(scaled_to_heads(heads[0], w, heads[1]) / heads[0], kept) for w, kept in found]
+    return [ScaledModel(scaled_to_heads(heads[0], w, heads[1]) / heads[0], kept) for w, kept in found]
 
 
 def _blocks(kept: str) -> tuple[int, ...] | None:

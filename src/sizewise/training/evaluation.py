@@ -79,7 +79,7 @@ def score(
     scores = []
     for number in range(count) if chosen is None else chosen:
         start, stop = number * batch, len(labels) if number == count - 1 else (number + 1) * batch
-        outputs = module(transform(dataset.test_images[start:stop], None))
+        outputs = module(transform(dataset.test_inputs[start:stop], None))
         truth = labels[start:stop]
         counts: list[float] = []
         for number_of_set, (own, own_truth) in enumerate(divide(outputs, truth, dataset.sets)):

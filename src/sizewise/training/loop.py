@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sizewise.exchange.plan import Stage
+from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
 from sizewise.memory.meter import Meter
 from sizewise.steps.optimizers import make_optimizer
@@ -96,7 +96,7 @@ def freeze(module: nn.Module, trainable: tuple[str, ...] | None) -> list[nn.Para
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def going_on(moments: Tensors | None, stage: Stage) -> Tensors | None:
+def going_on(moments: Tensors | None, stage: TrainingStage) -> Tensors | None:
     """Return what an optimiser, if it lasts, remembers of the parameters that a stage trains."""
     if moments is None:
         return None
@@ -134,7 +134,7 @@ class Fit:
 
 def fit(
     module: nn.Module,
-    stage: Stage,
+    stage: TrainingStage,
     samples: Samples,
     recipe: Recipe,
     generator: torch.Generator,
@@ -195,7 +195,7 @@ def fit(
 
 
 def stream(
-    stage: Stage, recipe: Recipe, one_pass: Callable[[], Iterator[T]], samples: int
+    stage: TrainingStage, recipe: Recipe, one_pass: Callable[[], Iterator[T]], samples: int
 ) -> Iterator[T]:
     """Yield the batches of all epochs of a stage, or its part of them, at most `max_steps`."""
     passes = (one_pass() for _ in range(stage.epochs))
@@ -203,7 +203,7 @@ def stream(
     return itertools.islice(itertools.chain.from_iterable(passes), most)
 
 
-def workload(stage: Stage, samples: int, recipe: Recipe) -> tuple[int, int]:
+def workload(stage: TrainingStage, samples: int, recipe: Recipe) -> tuple[int, int]:
     """Return the steps of a stage and the samples in all of them, for so much data."""
     sizes = _sizes(samples, recipe)
     taken = (sizes * stage.epochs)[: _most(stage, recipe, len(sizes))]
@@ -217,7 +217,7 @@ def _sizes(samples: int, recipe: Recipe) -> list[int]:
     return [recipe.batch] * whole + [rest] * bool(left)
 
 
-def _most(stage: Stage, recipe: Recipe, batches: int) -> int | None:
+def _most(stage: TrainingStage, recipe: Recipe, batches: int) -> int | None:
     """Return after how many batches a stage stops, if a pass has so many."""
     number, parts = stage.part
     if parts == 1:
@@ -234,7 +234,7 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: t for name, t in tensors.items() if seen.setdefault(id(t), name) == name}
 
 
-def trained_names(module: nn.Module, stages: Sequence[Stage]) -> list[str]:
+def trained_names(module: nn.Module, stages: Sequence[TrainingStage]) -> list[str]:
     """Return the names of what some stage trains: its parameters, and buffers beside them."""
     parameters = dict(module.named_parameters())
     state = own_tensors(module)

@@ -19,7 +19,7 @@ from sizewise.errors import ConfigError
 from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
 from sizewise.surgery.anatomy import Anatomy, anatomy
-from sizewise.training.frugal import Frugal
+from sizewise.training.low_memory_inference import LowMemoryInference
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,12 @@ class Task:
         parts.check(module, self.drawn(2))
         return parts
 
-    def frugal(self, module: nn.Module) -> nn.Module:
+    def low_memory_inference(self, module: nn.Module) -> nn.Module:
         """Return a model that is evaluated within `recipe.eval_memory`."""
         # The last batch can be half as large again; see `evaluation.batch_count`.
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
-        return Frugal(module, self.anatomy(module), self.inputs(largest), budget)
+        return LowMemoryInference(module, self.anatomy(module), self.inputs(largest), budget)
 
     def _narrowed(self, module: nn.Module, kept: Kept) -> nn.Module:
         narrow = shrinking.shrink(module, self.channels, kept)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sizewise.exchange.plan import Stage
+from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
 from sizewise.training.loop import freeze, learns, own_tensors, trained_names
 
@@ -49,14 +49,14 @@ class WorkingCopy:
             buffer.copy_(value)
         return self.module
 
-    def actual(self, stage: Stage) -> Stage:
+    def actual(self, stage: TrainingStage) -> TrainingStage:
         """Return a stage without the parameters that the model's owner keeps frozen."""
         if not self._frozen:
             return stage
         names = (name for name, _ in self.module.named_parameters() if name not in self._frozen)
         return replace(stage, trainable=tuple(n for n in names if learns(n, stage.trainable)))
 
-    def ready(self, stage: Stage) -> list[nn.Parameter]:
+    def ready(self, stage: TrainingStage) -> list[nn.Parameter]:
         """Let the model learn what a stage trains, and return those parameters."""
         # Evaluation in between has put the model, and all its parts, into another mode.
         if self._ready is None or self._ready[0] != stage.trainable or not self.module.training:
@@ -66,14 +66,14 @@ class WorkingCopy:
             parameter.grad = None
         return self._ready[1]
 
-    def trained(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
+    def trained(self, stages: Sequence[TrainingStage]) -> dict[str, Tensor]:
         """Return copies of what some stage trained.
 
         Frozen tensors are left out: they are not sent and do not count as covered.
         """
         return {name: self.tensors[name].detach().clone() for name in self.trained_names(stages)}
 
-    def trained_names(self, stages: Sequence[Stage]) -> list[str]:
+    def trained_names(self, stages: Sequence[TrainingStage]) -> list[str]:
         """Return the names of what some stage trains: its parameters, and buffers beside them."""
         key = tuple(stage.trainable for stage in stages)
         if key not in self._trained:

@@ -1,6 +1,6 @@
-"""A site: one process's view of a run, where plans are carried out.
+"""A runner: one process's view of a run, where plans are carried out.
 
-The in-process engine has one site, the pool has one in each worker. It holds the method and the
+The in-process engine has one runner, the pool has one in each worker. It holds the method and the
 data, and turns a state and a plan into an update.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Site:
+class DeviceRunner:
     """A method and its data.
 
     Attributes:
@@ -104,7 +104,7 @@ class Site:
 
     def _shard(self, device: int) -> Shard:
         return Shard(
-            self.dataset.train_images,
+            self.dataset.train_inputs,
             self.dataset.train_labels,
             self.partition.shard(device),
             self.transform,
@@ -135,12 +135,12 @@ class Site:
         if recipe.norm == "sbn":
             # Batches of equal size, because each counts the same in the mean.
             count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
-            parts = torch.tensor_split(data.train_images, count)
+            parts = torch.tensor_split(data.train_inputs, count)
             transform = data.transform()
             inputs = (transform(images, None) for images in parts)
             module = norms.recalibrate(copy.deepcopy(module), inputs)
         if recipe.eval_memory is not None:
-            module = self.method.task.frugal(module)
+            module = self.method.task.low_memory_inference(module)
         return evaluation.score(module, data, recipe.eval_batch, batches)
 
 

@@ -3,7 +3,7 @@ import os
 
 import torch
 
-from sizewise.engines.arena import Arena
+from sizewise.engines.shared_tensors import SharedTensors
 
 TENSORS = {
     "w": torch.randn(3, 5),
@@ -24,14 +24,14 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 
 def test_tensors_come_back_through_a_layout_in_json() -> None:
-    arena = Arena()
+    arena = SharedTensors()
     layout = json.loads(json.dumps(arena.write(TENSORS)))
     assert same(arena.read(layout), TENSORS)
     arena.close()
 
 
 def test_tensors_start_at_multiples_of_64() -> None:
-    arena = Arena()
+    arena = SharedTensors()
     layout = arena.write(TENSORS)
     offsets = [offset for _, _, offset in layout.values()]
     assert all(offset % 64 == 0 for offset in offsets)
@@ -40,8 +40,8 @@ def test_tensors_start_at_multiples_of_64() -> None:
 
 
 def test_second_opening_of_a_descriptor_sees_the_same_memory() -> None:
-    ours = Arena()
-    theirs = Arena(os.dup(ours.descriptor))
+    ours = SharedTensors()
+    theirs = SharedTensors(os.dup(ours.descriptor))
     layout = ours.write({"w": torch.zeros(3)})
     seen = theirs.read(layout)["w"]
     ours.write({"w": torch.ones(3)})
@@ -53,11 +53,11 @@ def test_second_opening_of_a_descriptor_sees_the_same_memory() -> None:
 
 
 def test_another_process_reads_what_this_one_wrote() -> None:
-    arena = Arena()
+    arena = SharedTensors()
     layout = arena.write({"w": torch.arange(3.0)})
     child = os.fork()
     if child == 0:
-        seen = Arena(arena.descriptor).read(layout)["w"].tolist() == [0, 1, 2]
+        seen = SharedTensors(arena.descriptor).read(layout)["w"].tolist() == [0, 1, 2]
         arena.write({"w": torch.full((3,), 9.0)})
         os._exit(0 if seen else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -66,8 +66,8 @@ def test_another_process_reads_what_this_one_wrote() -> None:
 
 
 def test_arena_grows_and_old_tensors_stay_valid() -> None:
-    ours = Arena()
-    theirs = Arena(os.dup(ours.descriptor))
+    ours = SharedTensors()
+    theirs = SharedTensors(os.dup(ours.descriptor))
     small = ours.write({"w": torch.ones(4)})
     before = theirs.read(small)["w"]
     large = ours.write({"w": torch.full((4,), 2.0), "v": torch.full((100_000,), 3.0)})
@@ -80,14 +80,14 @@ def test_arena_grows_and_old_tensors_stay_valid() -> None:
 
 
 def test_empty_arena_holds_nothing() -> None:
-    arena = Arena()
+    arena = SharedTensors()
     assert arena.read(arena.write({})) == {}
     assert arena.read(arena.write({"none": torch.zeros(0)}))["none"].shape == (0,)
     arena.close()
 
 
 def test_arena_has_no_name_and_closes() -> None:
-    arena = Arena()
+    arena = SharedTensors()
     assert os.fstat(arena.descriptor).st_nlink == 0
     arena.close()
     try:

@@ -30,7 +30,7 @@ TYPES = {
 }
 
 
-class Arena:
+class SharedTensors:
     """A shared file of tensors: one process writes, then others read."""
 
     def __init__(self, descriptor: int | None = None) -> None:
