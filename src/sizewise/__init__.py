@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
     from sizewise.exchange.coverage_mean import CoverageMean
-    from sizewise.exchange.plan import Submodel, Plan, Refusal, TrainingStage, Update
+    from sizewise.exchange.plan import Plan, Refusal, Submodel, TrainingStage, Update
     from sizewise.exchange.state import State
     from sizewise.exchange.view import TensorSlice, View
     from sizewise.families.base import Method
@@ -55,15 +55,15 @@ __all__ = [
     "Meter",
     "Method",
     "OutOfBudget",
-    "Submodel",
     "Plan",
     "Recipe",
     "Refusal",
     "SizewiseError",
-    "TensorSlice",
-    "TrainingStage",
     "Staged",
     "State",
+    "Submodel",
+    "TensorSlice",
+    "TrainingStage",
     "Update",
     "View",
     "anatomy",

@@ -126,7 +126,7 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
     return Task(
         model=config.model,
         recipe=config.recipe,
-        image=dataset.shape,
+        input_shape=dataset.shape,
         classes=dataset.classes,
         seed=config.seed,
         rounds=config.rounds,

@@ -41,7 +41,9 @@ def view(channels: Channels, kept: Kept) -> dict[str, TensorSlice]:
         ModelError: `kept` does not fit the groups.
     """
     mask = channels.mask(kept)
-    return {name: TensorSlice(name, _index(channels.tensors[name], mask)) for name in channels.saved}
+    return {
+        name: TensorSlice(name, _index(channels.tensors[name], mask)) for name in channels.saved
+    }
 
 
 def _index(dims: tuple[Array, ...], mask: Mask) -> Index | None:
@@ -77,7 +79,9 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
 
     def piece(tensor: Tensor) -> Tensor:
         name = names[id(tensor)]
-        found = TensorSlice(name, _index(channels.tensors[name], mask)).read({name: tensor.detach()})
+        found = TensorSlice(name, _index(channels.tensors[name], mask)).read(
+            {name: tensor.detach()}
+        )
         # Contiguous in any case: narrow channels-last convolutions corrupt memory on CPU.
         return found.clone(memory_format=torch.contiguous_format)
 

@@ -1,6 +1,7 @@
 """Engines: where devices do their work. The method code is the same on all of them.
 
-`local` works in this process, `pool` in several over shared memory (`arena`); each has a `runner`,
+`local` works in this process, `pool` in several over shared memory (`shared_tensors`); each has a
+`device_runner`,
 which turns a plan into an update. `together` trains tiny models of several devices in one call.
 Imports `families`, `config` and below; machines of their own are the `flower` room's.
 """

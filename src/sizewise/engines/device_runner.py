@@ -1,6 +1,6 @@
-"""A runner: one process's view of a run, where plans are carried out.
+"""A device runner: one process's view of a run, where plans are carried out.
 
-The in-process engine has one runner, the pool has one in each worker. It holds the method and the
+The in-process engine has one, the pool has one in each worker. It holds the method and the
 data, and turns a state and a plan into an update.
 """
 
@@ -8,9 +8,10 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.errors import DataError, SizewiseError
-from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.plan import Plan, Refusal, Submodel, Update, read_plan
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, cut
 from sizewise.families.base import Method
@@ -47,8 +48,8 @@ class DeviceRunner:
     together: int = 0
 
     @cached_property
-    def _apart(self) -> set[str]:
-        """Sizes of models that turned out not to be trainable several at once: a cache."""
+    def _apart(self) -> set[Submodel]:
+        """Submodels that turned out not to be trainable several at once: a cache."""
         return set()
 
     @cached_property
@@ -57,47 +58,51 @@ class DeviceRunner:
         recipe = self.method.task.recipe
         return self.dataset.transform("none" if recipe.augment_once else recipe.augment)
 
-    def train(self, state: State, plan: Plan, parcel: Tensors | None = None) -> Update | Refusal:
+    def read_plan(self, values: Mapping[str, Any]) -> Plan:
+        """Return the plan that came as plain values."""
+        return read_plan(values, self.method.submodel_type, self.method.work_type)
+
+    def train(self, state: State, plan: Plan, payload: Tensors | None = None) -> Update | Refusal:
         """Do a device's work for one round, given the server's state.
 
         Args:
             state: The server's state; in a worker, without the server's own memory.
             plan: What to do.
-            parcel: What the server sends beside the model; default: what the method takes from the
+            payload: What the server sends beside the model; default: what the method takes from the
                 state.
         """
-        parcel = self.method.parcel(state, plan) if parcel is None else parcel
-        received = {**cut(state.tensors, self.method.view(plan.piece)), **parcel}
+        payload = self.method.payload(state, plan) if payload is None else payload
+        received = {**cut(state.tensors, self.method.submodels.view(plan.submodel)), **payload}
         return self.work(plan, received, state.devices.get(plan.device, {}))
 
     def train_all(
-        self, state: State, plans: Sequence[Plan], parcels: Sequence[Tensors | None]
+        self, state: State, plans: Sequence[Plan], payloads: Sequence[Tensors | None]
     ) -> Iterator[Update | Refusal]:
         """Do the work of devices whose plans are alike; yield it in order."""
         at_once = self._at_once(state, plans) if self.together else None
         if at_once is not None:
             yield from at_once
             return
-        for plan, parcel in zip(plans, parcels, strict=True):
-            yield self.train(state, plan, parcel)
+        for plan, payload in zip(plans, payloads, strict=True):
+            yield self.train(state, plan, payload)
 
     def _at_once(self, state: State, plans: Sequence[Plan]) -> list[Update | Refusal] | None:
         """Do the work of devices in one batched call; None if that cannot be done."""
         from sizewise.engines import together  # Not needed, and slow to import, for most runs.
 
-        size = plans[0].piece.size
-        if len(plans) < 2 or size in self._apart:
+        submodel = plans[0].submodel
+        if len(plans) < 2 or submodel in self._apart:
             return None
         shards = [self._shard(plan.device) for plan in plans]
         if not together.possible(self.method, plans[0], shards):
             return None
         start = time.perf_counter()
-        tensors = cut(state.tensors, self.method.view(plans[0].piece))
+        tensors = cut(state.tensors, self.method.submodels.view(plans[0].submodel))
         try:
             updates = together.fit(self.method, plans, tensors, shards)
         except (RuntimeError, ValueError) as error:
-            log.info("devices with model %s train one by one: %s", size, error)
-            self._apart.add(size)
+            log.info("devices with model %s train one by one: %s", submodel.label, error)
+            self._apart.add(submodel)
             return None
         seconds = (time.perf_counter() - start) / len(plans)
         return [_judged(replace(update, seconds=seconds)) for update in updates]
@@ -110,14 +115,14 @@ class DeviceRunner:
             self.transform,
         )
 
-    def work(self, plan: Plan, tensors: Tensors, memory: Tensors) -> Update | Refusal:
+    def work(self, plan: Plan, tensors: Tensors, device_state: Tensors) -> Update | Refusal:
         """Do a device's work for one round, given what it received and what it remembers."""
         shard = self._shard(plan.device)
         start = time.perf_counter()
         try:
             if len(shard) == 0:
                 raise DataError("it holds no training data")
-            update = self.method.train(plan, tensors, shard, memory)
+            update = self.method.train(plan, tensors, shard, device_state)
         except SizewiseError as error:
             return Refusal(plan.device, plan.round, plan.group, str(error))
         except ValueError as error:
@@ -131,7 +136,7 @@ class DeviceRunner:
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
         """Score one deployed model on some test batches, or on all of them."""
         recipe, data = self.method.task.recipe, self.dataset
-        module = self.method.deploy(state)[size]()
+        module = self.method.deploy(state)[size].fill()
         if recipe.norm == "sbn":
             # Batches of equal size, because each counts the same in the mean.
             count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)

@@ -120,7 +120,9 @@ class PoolEngine:
         theirs: list[socket.socket] = []
         for _ in range(workers):
             ours, other = socket.socketpair()
-            self._workers.append(_Worker(Connection(ours.detach()), SharedTensors(), SharedTensors()))
+            self._workers.append(
+                _Worker(Connection(ours.detach()), SharedTensors(), SharedTensors())
+            )
             theirs.append(other)
         inboxes = [worker.inbox for worker in self._workers]
         outboxes = [worker.outbox for worker in self._workers]
@@ -171,8 +173,8 @@ class PoolEngine:
         self._published = state
         devices = state.devices.paths if isinstance(state.devices, DeviceFiles) else {}
         layout = self._state.write(state.tensors)
-        extras = dict(state.extras)
-        self._tell({"state": {"layout": layout, "extras": extras, "devices": devices}})
+        metadata = dict(state.metadata)
+        self._tell({"state": {"layout": layout, "metadata": metadata, "devices": devices}})
 
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
@@ -181,7 +183,7 @@ class PoolEngine:
         usual = min(self._together, fair) or max(1, fair // PORTIONS)
 
         def most(plan: Plan) -> int:
-            size = view_in_bytes(self._method.view(plan.piece), state.tensors)
+            size = view_in_bytes(self._method.submodels.view(plan.submodel), state.tensors)
             return min(usual, PORTION_BYTES // max(size, 1))
 
         parts = portions(plans, most)
@@ -210,13 +212,13 @@ class PoolEngine:
                 worker.receive()
 
     def _hand_out(self, worker: _Worker, plans: Sequence[Plan], state: State) -> None:
-        parcels = {
+        payloads = {
             f"{number}/{name}": tensor
             for number, plan in enumerate(plans)
-            for name, tensor in self._method.parcel(state, plan).items()
+            for name, tensor in self._method.payload(state, plan).items()
         }
         message = {"plan": plain(plans[0]), "devices": [plan.device for plan in plans]}
-        worker.send({"train": {**message, "parcels": worker.inbox.write(parcels)}})
+        worker.send({"train": {**message, "payloads": worker.inbox.write(payloads)}})
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set, its batches shared among the workers."""
@@ -248,7 +250,7 @@ class PoolEngine:
 
 def _outcomes(worker: _Worker, plans: Sequence[Plan]) -> list[Outcome]:
     reply = worker.receive()
-    kinds = ("tensors", "memory", "shared")
+    kinds = ("tensors", "device_state", "sample_payload")
     parts: list[dict[str, dict[str, Tensor]]] = [{kind: {} for kind in kinds} for _ in plans]
     for path, tensor in worker.outbox.read(reply["layout"]).items():
         number, kind, name = path.split("/", 2)

@@ -27,17 +27,16 @@ def possible(method: Method, plan: Plan, shards: Sequence[Shard]) -> bool:
     Their method must leave training as it is, in a single stage with the usual loss; and nothing
     may depend on more than weights and batches: no augmentation, no clipping, no buffers.
     """
-    task, kind = method.task, type(method)
-    usual = all(getattr(kind, name) is getattr(Method, name) for name in ("train", "fit", "data"))
+    task, stage = method.task, plan.stages[0]
     return (
-        usual
+        type(method).train is Method.train
         and len(plan.stages) == 1
         and len({len(shard) for shard in shards}) == 1
-        and all(method.objective(plan.stages[0], shard) is cross_entropy for shard in shards)
+        and all(method.loss(plan.submodel, stage, shard) is cross_entropy for shard in shards)
         and (task.recipe.augment == "none" or task.recipe.augment_once)
         and task.recipe.clip is None
-        and not any(True for _ in method.module(plan.piece).buffers())
-        and method.trusted(plan, shards[0]) is not None
+        and not any(True for _ in method.submodels.module(plan.submodel).buffers())
+        and method.trainer.known_peak(plan, shards[0]) is not None
     )
 
 
@@ -57,7 +56,7 @@ def fit(
             such as dropout.
     """
     plan, recipe, count = plans[0], method.task.recipe, len(plans)
-    copy = method.copy(plan.piece)
+    copy = method.submodels.copy(plan.submodel)
     module, stage = copy.load(tensors), copy.actual(plan.stages[0])
     copy.ready(stage)
     names = copy.trained_names([stage])
@@ -84,7 +83,7 @@ def fit(
         *(stream(stage, recipe, one_pass, len(first)) for one_pass in orders), strict=True
     ):
         rows = torch.stack(chosen)  # (devices, batch)
-        inputs = first.transform(first.images[rows.flatten()], None)
+        inputs = first.transform(first.inputs[rows.flatten()], None)
         inputs = inputs.reshape(*rows.shape, *inputs.shape[1:])
         held = {name: weight.detach() for name, weight in weights.items()}
         gradients, values = step(held, inputs, first.labels[rows])
@@ -95,7 +94,7 @@ def fit(
         optimizer.step()
         total += values
         steps += 1
-    peak = method.trusted(plan, first)
+    peak = method.trainer.known_peak(plan, first)
     trained = [{n: w.detach()[number] for n, w in weights.items()} for number in range(count)]
     losses = (total / max(steps, 1)).tolist()
     return [

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from sizewise import config as configs
-from sizewise.common.structure import build, plain
+from sizewise.common.structure import plain
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
-from sizewise.engines.shared_tensors import SharedTensors
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.shared_tensors import SharedTensors
 from sizewise.exchange.checkpoint import DeviceFiles
-from sizewise.exchange.plan import Plan, Refusal
+from sizewise.exchange.plan import Refusal
 from sizewise.exchange.state import State
 from sizewise.training.evaluation import Score
 
@@ -36,8 +36,10 @@ FACTS = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
 class Worker:
     """Answers the pool's messages: `open` first, then a `state` before each kind of work."""
 
-    def __init__(self, state: SharedTensors, data: SharedTensors, inbox: SharedTensors, outbox: SharedTensors) -> None:
-        self._state_arena, self._data_arena = state, data
+    def __init__(
+        self, state: SharedTensors, data: SharedTensors, inbox: SharedTensors, outbox: SharedTensors
+    ) -> None:
+        self._state_tensors, self._data_tensors = state, data
         self._inbox, self._outbox = inbox, outbox
         self._state = State({})
         self._runner: DeviceRunner
@@ -56,7 +58,7 @@ class Worker:
     def _open(self, content: Message) -> None:
         # A user's own model or method must be importable here as it was in the main process.
         sys.path.extend(entry for entry in content["path"] if entry not in sys.path)
-        parts: Message = dict(self._data_arena.read(content["layout"]))
+        parts: Message = dict(self._data_tensors.read(content["layout"]))
         for name, value in content["dataset"].items():
             parts[name] = tuple(value) if isinstance(value, list) else value
         dataset = Dataset(**parts)
@@ -72,32 +74,34 @@ class Worker:
         self._runner = DeviceRunner(method, dataset, partition, config.engine.together)
 
     def _see(self, content: Message) -> None:
-        tensors = self._state_arena.read(content["layout"])
+        tensors = self._state_tensors.read(content["layout"])
         devices = DeviceFiles({int(k): path for k, path in content["devices"].items()})
-        self._state = State(tensors, extras=content["extras"], devices=devices)
+        self._state = State(tensors, metadata=content["metadata"], devices=devices)
 
     def _train(self, content: Message) -> Message:
-        plan = build(Plan, content["plan"])
-        parcels: list[dict[str, Tensor]] = [{} for _ in content["devices"]]
-        for path, tensor in self._inbox.read(content["parcels"]).items():
+        plan = self._runner.read_plan(content["plan"])
+        payloads: list[dict[str, Tensor]] = [{} for _ in content["devices"]]
+        for path, tensor in self._inbox.read(content["payloads"]).items():
             place, _, name = path.partition("/")
-            parcels[int(place)][name] = tensor
+            payloads[int(place)][name] = tensor
         facts: list[Message] = []
         tensors: dict[str, Tensor] = {}
         plans = [replace(plan, device=device) for device in content["devices"]]
-        for number, outcome in enumerate(self._runner.train_all(self._state, plans, parcels)):
+        for number, outcome in enumerate(self._runner.train_all(self._state, plans, payloads)):
             if isinstance(outcome, Refusal):
                 facts.append({"refusal": plain(outcome)})
                 continue
             facts.append({name: getattr(outcome, name) for name in FACTS})
             # Three kinds of tensors in one arena, told apart by their place in the layout.
-            for kind in ("tensors", "memory", "shared"):
+            for kind in ("tensors", "device_state", "sample_payload"):
                 for name, tensor in getattr(outcome, kind).items():
                     tensors[f"{number}/{kind}/{name}"] = tensor
         return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
-        scores: list[Score] = self._runner.evaluate(self._state, content["size"], content["batches"])
+        scores: list[Score] = self._runner.evaluate(
+            self._state, content["size"], content["batches"]
+        )
         return {"scores": plain(scores)}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sizewise.exchange.view import Index, TensorSlice, Tensors, View, grid, slices
+from sizewise.exchange.view import Index, Tensors, TensorSlice, View, grid, slices
 
 
 class CoverageMean:

@@ -6,7 +6,42 @@ from typing import Any
 
 from torch import Tensor
 
+from sizewise.common.structure import build
 from sizewise.exchange.view import Tensors
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """What a device holds of the model. A method derives its own, with the values that define it.
+
+    Two submodels are the same if their values are. This one, without values, is the whole model.
+    """
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return "full"
+
+    @property
+    def shape_key(self) -> "Submodel":
+        """The submodel that stands for all whose tensors have the same shapes.
+
+        They share a working copy of the model, a predicted peak and a metered one.
+        """
+        return self
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage does. A method derives its own; this one is ordinary training of all there is.
+
+    Stages of equal work, on submodels of equal shapes, need the same bytes.
+    """
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return "all"
 
 
 @dataclass(frozen=True)
@@ -17,8 +52,7 @@ class TrainingStage:
         lr: The learning rate.
         epochs: Passes over the device's data.
         trainable: Prefixes of the names of the tensors that learn; None is all of them.
-        name: Stages of one name, of pieces of one size, do the same to tensors of the same shapes.
-        cut: What the method needs to know to run it, such as its blocks. JSON-able.
+        work: What the method has to know to run it, such as its blocks.
         part: Where stages share their passes, which of how many equal parts of the batches this one
             takes, counted from 0; at least one batch.
     """
@@ -26,23 +60,8 @@ class TrainingStage:
     lr: float
     epochs: int
     trainable: tuple[str, ...] | None = None
-    name: str = "all"
-    cut: Mapping[str, Any] = field(default_factory=dict)
+    work: Work = field(default_factory=Work)
     part: tuple[int, int] = (0, 1)
-
-
-@dataclass(frozen=True)
-class Submodel:
-    """The part of the model that a device trains.
-
-    Attributes:
-        size: Its name. Pieces of one size have the same shapes, so they share a working copy of
-            the model, a predicted peak and a metered one.
-        cut: What the method needs to know to cut it: a width, blocks, an offset. JSON-able.
-    """
-
-    size: str = "full"
-    cut: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class Plan:
         device: The device's number.
         round: The round, counted from 0.
         group: The device's class.
-        piece: What it holds of the model.
+        submodel: What it holds of the model.
         stages: What it trains, in order.
         budget: Its bytes; None is unlimited.
         predicted: Predicted peak of one training step in bytes.
@@ -62,10 +81,30 @@ class Plan:
     device: int
     round: int
     group: str
-    piece: Submodel
+    submodel: Submodel
     stages: tuple[TrainingStage, ...]
     budget: int | None = None
     predicted: int | None = None
+
+
+def read_plan(values: Mapping[str, Any], submodel: type[Submodel], work: type[Work]) -> Plan:
+    """Return the plan that `plain` made JSON-able.
+
+    Args:
+        values: The plan, as plain values.
+        submodel: The method's kind of submodel.
+        work: Its kind of work.
+    """
+    stages = [{**stage, "work": {}} for stage in values["stages"]]
+    plan = build(Plan, {**values, "submodel": {}, "stages": stages}, "plan")
+    return replace(
+        plan,
+        submodel=build(submodel, values["submodel"], "plan.submodel"),
+        stages=tuple(
+            replace(stage, work=build(work, given["work"], "plan.stages.work"))
+            for stage, given in zip(plan.stages, values["stages"], strict=True)
+        ),
+    )
 
 
 def portions(plans: Sequence[Plan], most: Callable[[Plan], int]) -> list[list[Plan]]:
@@ -99,9 +138,9 @@ class Update:
         loss: Mean training loss over those steps.
         peak_bytes: Metered peak of one training step.
         seconds: Time it took.
-        memory: What it will remember in its next round; stays with the device, is never merged.
+        device_state: What it will remember in its next round; stays with the device, never merged.
         rows: For tensors of which it sends some rows only: which. Only these count as covered.
-        shared: What it tells of its samples, such as features: a row for each; never merged.
+        sample_payload: What it tells of its samples, such as features: a row each; never merged.
     """
 
     plan: Plan
@@ -111,9 +150,9 @@ class Update:
     loss: float
     peak_bytes: int | None = None
     seconds: float = 0.0
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    device_state: Mapping[str, Tensor] = field(default_factory=dict)
     rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    sample_payload: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

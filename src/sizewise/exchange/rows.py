@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from sizewise.errors import UpdateRefused
-from sizewise.exchange.view import TensorSlice, Tensors, View
+from sizewise.exchange.view import Tensors, TensorSlice, View
 
 
 def with_rows(view: View, rows: Mapping[str, Sequence[int]], tensors: Tensors) -> View:

@@ -121,7 +121,7 @@ def check(update: Tensors, view: View, tensors: Tensors) -> None:
         _check_tensor(local, tensor, slot.shape(tensors), tensors[slot.name].dtype)
 
 
-def check_shared(shared: Tensors, expected: Tensors) -> None:
+def check_sample_payload(shared: Tensors, expected: Tensors) -> None:
     """Raise UpdateRefused unless a device shares just what it was asked for, and that is finite.
 
     Args:

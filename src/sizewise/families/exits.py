@@ -171,34 +171,41 @@ class MultiExit(nn.Module):
         return sum(others, first) / len(self.stops)
 
 
-def with_exits(
-    task: Task, parts: Anatomy, shapes: Sequence[torch.Size], stops: Sequence[int]
-) -> nn.Module:
+def with_exits(task: Task, stops: Sequence[int]) -> nn.Module:
     """Build a task's model up to its last exit.
 
     Args:
         task: Says how to build the model, and how its norms behave.
-        parts: The model's anatomy.
-        shapes: Shape of one sample's hidden tensor after the stem and after each block.
         stops: The number of blocks before each exit, ascending.
     """
-    last = len(parts.blocks)
-    ways = {stop: None if stop == last else _exit(task, parts, shapes, stop) for stop in stops}
-    return norms.prepare(MultiExit(task.build(), parts, ways), task.recipe.norm)
+    last = len(task.parts.blocks)
+    ways = {stop: None if stop == last else _exit(task, stop) for stop in stops}
+    return norms.prepare(MultiExit(task.build(), task.parts, ways), task.recipe.norm)
 
 
-def _exit(task: Task, parts: Anatomy, shapes: Sequence[torch.Size], stop: int) -> nn.Module:
+def _exit(task: Task, stop: int) -> nn.Module:
     """Return a new exit after so many blocks."""
+    shapes = task.hidden_shapes
     shape = shapes[stop]
     with rng.seeded(task.seed, "exit", stop):
         if len(shape) == 3:
             return map_exit(shape, path_to_end(shapes, stop), task.classes)
         if shape == shapes[-1]:  # Tokens, and features of equal layers: another head fits.
-            model = task.build(draw=stop + 1)  # 0 is the model itself.
-            return nn.Sequential(*(model.get_submodule(path) for path in parts.head))
+            return another_head(task, stop + 1)  # 0 is the model itself.
         if len(shape) == 1:
             return nn.Linear(shape[0], task.classes)
     raise ModelError(
         f"after {stop} blocks a sample has the shape {tuple(shape)}, for which there is no exit; "
         "name other places in method.exits"
     )
+
+
+def another_head(task: Task, draw: int) -> nn.Module:
+    """Return a head like the model's own, with weights of its own.
+
+    Args:
+        task: Says how to build the model.
+        draw: Which of several independent initialisations.
+    """
+    model = task.build(draw=draw)
+    return nn.Sequential(*(model.get_submodule(path) for path in task.parts.head))

@@ -6,19 +6,21 @@ tensors that the norm policy keeps apart for each width are their own.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from sizewise.common.widths import named
-from sizewise.exchange.plan import Submodel, Plan
+from sizewise.exchange.plan import Plan
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Index, TensorSlice, View, cut
-from sizewise.families.widthwise import Widthwise
+from sizewise.families.submodels import Width
+from sizewise.families.widthwise import WidthSubmodels, Widthwise
 from sizewise.fleet.devices import Device
-from sizewise.surgery import norms
 from sizewise.training.loop import own_tensors
 
 
@@ -80,38 +82,44 @@ def _positions(entries: Tensor, held: Tensor) -> slice | Tensor:
     return slice(start, start + count) if int(at[-1]) == start + count - 1 else at
 
 
-class NestedWidths(Widthwise):
-    """Base of the methods whose devices train all widths up to their own."""
+@dataclass(frozen=True)
+class NestedWidth(Width):
+    """A width, perhaps with narrower ones inside it.
 
-    def trainee(self, width: float) -> Submodel:
-        """Return the piece of a width with all narrower ones inside it."""
-        within = [inner for inner in self.widths if inner < width]
-        if not within:
-            return self.piece(width)
-        return Submodel(f"widths up to {named(width)}", {"width": width, "within": within})
+    Attributes:
+        within: The narrower widths, ascending.
+    """
 
-    def most(self, state: State, device: Device, round_index: int) -> Plan:
-        """Return the plan for the largest width of a device, whatever it draws."""
-        piece = self.trainee(Widthwise.width(self, device, round_index))
-        plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
-        return self.affordable(plan, device)
+    within: tuple[float, ...] = ()
 
-    def build(self, piece: Submodel) -> nn.Module:
-        """Build a piece's model, around the narrower ones if it has any."""
-        within = piece.cut.get("within")
-        if not within:
-            return super().build(piece)
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"widths up to {named(self.width)}" if self.within else super().label
+
+
+class NestedSubmodels(WidthSubmodels):
+    """Widths, alone or with narrower ones inside."""
+
+    def build(self, submodel: Any) -> nn.Module:
+        """Build a submodel's model, around the narrower ones if it has any."""
+        if not submodel.within:
+            return self.alone(submodel)
         return Nested(
-            self.build(self.piece(piece.cut["width"])),
-            {width: self._inner(width, piece.cut["width"]) for width in within},
-            piece.cut["width"],
+            self.alone(submodel),
+            {width: self._inner(width, submodel) for width in submodel.within},
+            submodel.width,
         )
 
-    def _inner(self, width: float, outer: float) -> tuple[nn.Module, View]:
+    def alone(self, submodel: NestedWidth) -> nn.Module:
+        """Build the model of a width without the narrower ones."""
+        return super().build(submodel)
+
+    def _inner(self, width: float, outer: NestedWidth) -> tuple[nn.Module, View]:
         """Return a narrower model, and where its tensors are in the outer one."""
-        module = self.build(self.piece(width))
-        apart = norms.kept_apart(module, self.task.recipe.norm)
-        wide, narrow = self.view(self.piece(outer)), self.view(self.piece(width))
+        module = self.alone(NestedWidth(width))
+        apart = self.apart(module)
+        wide, narrow = self.view(replace(outer, within=())), self.view(NestedWidth(width))
         first = {id(tensor): name for name, tensor in own_tensors(module).items()}
         shared = {}
         for local, tensor in module.state_dict(keep_vars=True).items():
@@ -125,17 +133,33 @@ class NestedWidths(Widthwise):
     def _shapes(self) -> dict[str, torch.Size]:
         return {name: tensor.shape for name, tensor in own_tensors(self.task.build()).items()}
 
-    def view(self, piece: Submodel) -> View:
-        """Return a piece's tensors: those of its width, and what inner widths keep apart."""
-        within = piece.cut.get("within")
-        if not within:
-            return super().view(piece)
-        if piece.size not in self._views:
-            own = own_tensors(self.module(piece))
-            outer = self.view(self.piece(piece.cut["width"]))
-            slots = {f"widest.{name}": slot for name, slot in outer.items()}
-            for number, width in enumerate(within):
-                inner = self.view(self.piece(width))
-                slots |= {f"narrow.{number}.{name}": slot for name, slot in inner.items()}
-            self._views[piece.size] = {name: slots[name] for name in own}
-        return self._views[piece.size]
+    def slices(self, submodel: Any) -> View:
+        """Return a submodel's tensors: those of its width, and what inner widths keep apart."""
+        if not submodel.within:
+            return super().slices(submodel)
+        outer = self.view(replace(submodel, within=()))
+        places = {f"widest.{name}": place for name, place in outer.items()}
+        for number, width in enumerate(submodel.within):
+            inner = self.view(NestedWidth(width))
+            places |= {f"narrow.{number}.{name}": place for name, place in inner.items()}
+        return {name: places[name] for name in own_tensors(self.module(submodel))}
+
+
+class NestedWidths(Widthwise):
+    """Base of the methods whose devices train all widths up to their own."""
+
+    submodel_type: type[NestedWidth] = NestedWidth
+
+    @cached_property
+    def submodels(self) -> NestedSubmodels:
+        """Widths, alone or with narrower ones inside."""
+        return NestedSubmodels(self.task, self.options.rounding, self.rule)
+
+    def trainee(self, width: float) -> NestedWidth:
+        """Return the submodel of a width with all narrower ones inside it."""
+        return NestedWidth(width, tuple(inner for inner in self.widths if inner < width))
+
+    def plan_upper_bound(self, state: State, device: Device, round_index: int) -> Plan:
+        """Return the plan for the largest width of a device, whatever it draws."""
+        largest = Widthwise.width(self, device, round_index)
+        return self.offer(device, round_index, self.trainee(largest))

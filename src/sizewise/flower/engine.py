@@ -20,8 +20,8 @@ from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
 from sizewise.engines import Outcome
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import EngineError, TooFewUpdates, UpdateRefused
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State
@@ -143,8 +143,8 @@ class FlowerEngine:
             return _refusal(plan, ABSENT)
         if member.node in {node for _, node in self._overdue.values()}:
             return _refusal(plan, BUSY)
-        tensors = cut(state.tensors, self._method.view(plan.piece))
-        tensors |= self._method.parcel(state, plan)
+        tensors = cut(state.tensors, self._method.submodels.view(plan.submodel))
+        tensors |= self._method.payload(state, plan)
         order = {"plan": text, "memory": _version(state, plan.device)}
         return self._send(member, MessageType.TRAIN, order, tensors) or _refusal(plan, UNSENT)
 
@@ -198,7 +198,8 @@ class FlowerEngine:
 
         The server does it, except for models that devices keep for themselves.
         """
-        owners = self._method.owners(state)
+        models = self._method.deploy(state)
+        owners = {size: model.owner for size, model in models.items() if model.owner is not None}
         if not owners:
             return self._here.evaluate(state)
         members = self.roster.members
@@ -206,7 +207,7 @@ class FlowerEngine:
         for size, device in owners.items():
             if device in members:
                 order = {"size": size, "device": device, "memory": _version(state, device)}
-                order["extras"] = dict(state.extras)
+                order["metadata"] = dict(state.metadata)
                 message_id = self._send(members[device], MessageType.EVALUATE, order, state.tensors)
                 if message_id is not None:
                     sent[message_id] = size

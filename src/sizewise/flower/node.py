@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from sizewise.common.structure import build, parse_bytes, plain
+from sizewise.common.structure import parse_bytes, plain
 from sizewise.errors import ConfigError, DataError, SizewiseError
 from sizewise.flower import wire
 
 if TYPE_CHECKING:
     from sizewise.data.dataset import Dataset
     from sizewise.engines.device_runner import DeviceRunner
-    from sizewise.exchange.plan import Plan, Update
+    from sizewise.exchange.plan import Update
     from sizewise.exchange.view import Tensors
     from sizewise.flower.memory import Versions
 
@@ -60,28 +60,28 @@ class Node:
 
     def train(self, message: Message, context: Context) -> Message:
         """Train what a plan says and send it back, with what it cost."""
-        from sizewise.exchange.plan import Plan, Update
+        from sizewise.exchange.plan import Update
         from sizewise.flower.replies import digest
 
         order = wire.read(message.content, "order")
-        plan = build(Plan, json.loads(order["plan"]))
-        report = wire.Report(plan.round, plan.device, digest(order["plan"]))
+        asked = json.loads(order["plan"])
+        report = wire.Report(asked["round"], asked["device"], digest(order["plan"]))
         tensors: Tensors = {}
-        shared: Tensors = {}
+        told: Tensors = {}
         try:
-            self._check(plan, context)
+            self._check(asked, context)
             runner, versions = self._runner(order, context), self._versions(order, context)
             known = versions.read(order["memory"]) if order["memory"] else {}
-            outcome = runner.work(plan, _tensors(message), known or {})
+            outcome = runner.work(runner.read_plan(asked), _tensors(message), known or {})
             if isinstance(outcome, Update):
-                tensors, shared = outcome.tensors, outcome.shared
-                version = versions.write(outcome.memory, order["memory"]) if outcome.memory else ""
+                tensors, told, kept = outcome.tensors, outcome.sample_payload, outcome.device_state
+                version = versions.write(kept, order["memory"]) if kept else ""
                 report = _reported(report, outcome, version, forgot=known is None)
             else:
                 report = replace(report, refusal=outcome.reason)
         except SizewiseError as error:
             report = replace(report, refusal=str(error))
-        packed = {"tensors": wire.pack(tensors), "shared": wire.pack(shared)}
+        packed = {"tensors": wire.pack(tensors), "sample_payload": wire.pack(told)}
         return Message(
             RecordDict({"report": wire.write(plain(report)), **packed}), reply_to=message
         )
@@ -96,18 +96,18 @@ class Node:
         if memory is None:
             raise DataError("it no longer has the model that it trained")
         devices = {order["device"]: memory}
-        state = State(_tensors(message), extras=order["extras"], devices=devices)
+        state = State(_tensors(message), metadata=order["metadata"], devices=devices)
         score = evaluation.total(self._runner(order, context).evaluate(state, order["size"], None))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
-    def _check(self, plan: "Plan", context: Context) -> None:
+    def _check(self, plan: dict[str, Any], context: Context) -> None:
         """Raise if a plan is for another device, or for more bytes than this one has by now."""
-        if plan.device != (device := device_of(context)):
-            raise ConfigError(f"it is device {device}, and the plan is for device {plan.device}")
-        budget = budget_of(context) if plan.budget is not None else None
-        if budget is not None and (plan.predicted or 0) > budget:
+        if plan["device"] != (device := device_of(context)):
+            raise ConfigError(f"it is device {device}, and the plan is for device {plan['device']}")
+        budget = budget_of(context) if "budget" in plan else None
+        if budget is not None and (needed := plan.get("predicted", 0)) > budget:
             raise ConfigError(
-                f"its plan needs {plan.predicted:,} bytes, and it has no more than {budget:,} now"
+                f"its plan needs {needed:,} bytes, and it has no more than {budget:,} now"
             )
 
     def _runner(self, order: dict[str, Any], context: Context) -> "DeviceRunner":

@@ -18,7 +18,8 @@ from sizewise.errors import UpdateRefused
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Tensors, check, check_shared, size_in_bytes, view_in_bytes
+from sizewise.exchange.traffic import Traffic
+from sizewise.exchange.view import check, size_in_bytes, view_in_bytes
 from sizewise.families.base import Method
 from sizewise.flower import wire
 from sizewise.flower.roster import Member
@@ -67,16 +68,18 @@ def read(
             raise UpdateRefused(_FAILURES.get(reply.error.code, failure))
         if reply.metadata.src_node_id != member.node:
             raise UpdateRefused("the reply came from another node than was asked")
-        if reply.content.keys() != {"report", "tensors", "shared"}:
+        if reply.content.keys() != {"report", "tensors", "sample_payload"}:
             raise UpdateRefused(f"the records {sorted(reply.content)!r:.200} came, expected three")
         report = wire.read_as(wire.Report, reply.content, "report")
         _check_echo(report, plan, text)
         if report.refusal is not None:
             raise UpdateRefused(report.refusal[:500])
         _check_numbers(report, samples)
-        shared = _shared(reply.content["shared"], method.shared(plan, report.samples))
-        update = _update(report, reply.content["tensors"], plan, method, state)
-        return replace(update, shared=shared), report.forgot
+        traffic = method.traffic(plan, report.samples)
+        told = _sample_payload(reply.content["sample_payload"], traffic)
+        required = method.submodels.trained_names(plan) if traffic.returns else frozenset[str]()
+        update = _update(report, reply.content["tensors"], plan, method, state, required)
+        return replace(update, sample_payload=told), report.forgot
     except UpdateRefused as error:
         return Refusal(plan.device, plan.round, plan.group, str(error)), False
 
@@ -111,24 +114,29 @@ def _check_numbers(report: wire.Report, samples: int) -> None:
         raise UpdateRefused("it names its memory by something that is not a hash")
 
 
-def _shared(record: object, expected: Tensors) -> dict[str, Tensor]:
+def _sample_payload(record: object, traffic: Traffic) -> dict[str, Tensor]:
     """Return what a device tells of its samples, if it is what it was asked for."""
     if not isinstance(record, ArrayRecord):
         raise UpdateRefused("what it shares is not an array record")
-    room, sent = size_in_bytes(expected), wire.weight(record)
+    room, sent = size_in_bytes(traffic.up), wire.weight(record)
     if sent > room:
         raise UpdateRefused(f"it shares {sent:,} bytes, and was asked for {room:,}")
-    shared = wire.unpack(record)
-    check_shared(shared, expected)
-    return shared
+    told = wire.unpack(record)
+    traffic.check(told)
+    return told
 
 
 def _update(
-    report: wire.Report, record: object, plan: Plan, method: Method, state: State
+    report: wire.Report,
+    record: object,
+    plan: Plan,
+    method: Method,
+    state: State,
+    required: frozenset[str],
 ) -> Update:
     if not isinstance(record, ArrayRecord):
         raise UpdateRefused("its tensors are not an array record")
-    view = method.view(plan.piece)
+    view = method.submodels.view(plan.submodel)
     if extra := record.keys() - view.keys():
         raise UpdateRefused(f"tensor {min(extra)!r:.99} was never sent to this device")
     room, sent = view_in_bytes(view, state.tensors), wire.weight(record)
@@ -136,7 +144,7 @@ def _update(
         raise UpdateRefused(f"it sends {sent:,} bytes, and its view has {room:,}")
     tensors = wire.unpack(record)
     check(tensors, with_rows(view, report.rows, state.tensors), state.tensors)
-    if missing := method.expected(plan) - tensors.keys():
+    if missing := required - tensors.keys():
         raise UpdateRefused(f"tensor {min(missing)!r} is missing, which its plan trains")
     receipt = torch.tensor(list(bytes.fromhex(report.memory)), dtype=torch.uint8)
     return Update(
@@ -147,6 +155,6 @@ def _update(
         loss=report.loss,
         peak_bytes=report.peak_bytes,
         seconds=report.seconds,
-        memory={RECEIPT: receipt} if report.memory else {},
+        device_state={RECEIPT: receipt} if report.memory else {},
         rows=report.rows,
     )

@@ -1,4 +1,4 @@
-"""What fits a budget: the widest model, and the longest runs of blocks.
+"""What fits a budget: the largest of several choices, and the longest runs of blocks.
 
 Both ask a cost function that says how many bytes a choice needs, such as the peak that
 `memory.predict` gives, or one of the papers' accountings.
@@ -8,8 +8,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sizewise.errors import BudgetTooSmall
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,25 @@ def pack_blocks(
     return Packing(tuple(stages), tuple(skipped))
 
 
-def largest_ratio(cost: Callable[[float], int], budget: int, ratios: Sequence[float]) -> float:
-    """Return the largest ratio that fits a budget.
+def largest_fitting(
+    choices: Sequence[T],
+    cost: Callable[[T], float],
+    budget: float | None,
+    *,
+    ascending: bool = True,
+) -> T | None:
+    """Return the last choice that fits a budget; None if none does.
 
     Args:
-        cost: Bytes of training at a ratio; must not fall when the ratio grows. It is asked about
-            log2 of the ratios.
-        budget: Bytes of the device.
-        ratios: The choices, in ascending order.
-
-    Raises:
-        BudgetTooSmall: Not even the smallest ratio fits.
+        choices: In ascending order of what people want; at least one.
+        cost: Bytes of a choice.
+        budget: Bytes of the device; None is unlimited.
+        ascending: Whether costs never fall along the choices, so that log2 of them are asked for,
+            the last one first: more often than not it fits. Else the last ones are, one by one.
     """
-    fitting = bisect_right(ratios, budget, key=cost)
-    if fitting == 0:
-        raise BudgetTooSmall(budget, cost(ratios[0]), f"training at width {ratios[0]:g}")
-    return ratios[fitting - 1]
+    if budget is None or cost(choices[-1]) <= budget:
+        return choices[-1]
+    if not ascending:
+        return next((choice for choice in reversed(choices[:-1]) if cost(choice) <= budget), None)
+    fitting = bisect_right(choices[:-1], budget, key=cost)
+    return choices[fitting - 1] if fitting else None

@@ -1,4 +1,4 @@
-"""The methods, one file each; a file's name is the method's name on the command line.
+"""The methods, one file or folder each; its name is the method's name on the command line.
 
 Names are found without importing the files, so that listing them costs nothing. Methods of your own
 are files in a folder `sizewise_methods`, in the current folder or anywhere on Python's path; or
@@ -33,7 +33,9 @@ def files() -> dict[str, Path]:
     """Return the file of each method, by name; a built-in one cannot be replaced."""
     own = [str(Path(entry, OWN)) for entry in (*reversed(sys.path), os.getcwd())]
     return {
-        module.name.replace("_", "-"): Path(place, f"{module.name}.py")
+        module.name.replace("_", "-"): Path(place, module.name, "__init__.py")
+        if module.ispkg
+        else Path(place, f"{module.name}.py")
         for place in (*own, *__path__)
         for module in pkgutil.iter_modules([place])
     }
@@ -46,11 +48,11 @@ def find(name: str) -> "type[Method]":
         known = files()
         if path not in known:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, sorted(known))}")
-        home = __name__ if known[path].parent == Path(__file__).parent else OWN
+        home = __name__ if known[path].is_relative_to(Path(__file__).parent) else OWN
         if home == OWN:
             _look_here()
         try:
-            module = importlib.import_module(f"{home}.{known[path].stem}")
+            module = importlib.import_module(f"{home}.{path.replace('-', '_')}")
         except Exception as error:  # a file of the user's may raise anything
             if home != OWN:
                 raise

@@ -12,10 +12,19 @@ metered.
 Discloses: the trained weights of each device, to the server.
 """
 
+from dataclasses import dataclass
+
 from sizewise.families.base import Method
 
 
 class AllLarge(Method):
     """FedAvg without limits."""
 
-    ignores_budgets = True
+    @dataclass(frozen=True)
+    class Options(Method.Options):
+        """No options."""
+
+        @property
+        def ignores_budgets(self) -> bool:
+            """Whether devices train more than their bytes hold."""
+            return True

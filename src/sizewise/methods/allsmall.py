@@ -16,8 +16,7 @@ Discloses: the trained weights of each device, to the server.
 
 from functools import cached_property
 
-from sizewise.exchange.plan import Submodel
-from sizewise.families.prefixwise import Prefixwise
+from sizewise.families.prefixwise import Depth, Prefixwise
 from sizewise.fleet.devices import Device
 
 
@@ -25,8 +24,8 @@ class AllSmall(Prefixwise):
     """FedAvg at the depth of the weakest device."""
 
     @cached_property
-    def main(self) -> Submodel:
-        """The piece that every device trains."""
+    def main(self) -> Depth:
+        """The submodel that every device trains."""
         return self.trainee(self.depths()[0])
 
     def depth(self, device: Device) -> int:

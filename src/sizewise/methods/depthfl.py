@@ -32,17 +32,17 @@ from math import exp
 from typing import Any, ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
+from sizewise.exchange.plan import Plan, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors
 from sizewise.families import feddyn
 from sizewise.families.exits import MultiExit
 from sizewise.families.options import acts_only
-from sizewise.families.prefixwise import Prefixwise
-from sizewise.steps.step import Loss, compare
+from sizewise.families.prefixwise import Depth, Depths, Prefixwise
+from sizewise.steps.mutual import mutual_learning
+from sizewise.steps.step import Loss
 from sizewise.surgery import norms
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
@@ -79,6 +79,8 @@ class DepthFL(Prefixwise):
             acts_only(self, "ramp", "method.distil = true", self.distil)
             acts_only(self, "alpha", "method.feddyn = true", self.feddyn)
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         chosen = self.Options() if options is None else options
         norms.refuse_apart(task.recipe.norm, "depthfl")
@@ -88,41 +90,38 @@ class DepthFL(Prefixwise):
 
     # ---- depths
 
-    def ensemble(self, depth: int) -> Submodel:
-        """Return the piece of a depth with all its exits."""
-        return Submodel(f"depth {depth}", {"exits": list(self.stops[:depth])})
+    def ensemble(self, depth: int) -> Depth:
+        """Return the submodel of a depth with all its exits."""
+        return Depth(self.stops[:depth], f"depth {depth}")
 
-    def trainee(self, depth: int) -> Submodel:
+    def trainee(self, depth: int) -> Depth:
         """Return what a device of a depth trains."""
         return self.ensemble(depth) if self.options.extended else self.single(depth)
 
     @cached_property
-    def main(self) -> Submodel:
+    def main(self) -> Depth:
         """The whole model with all exits."""
         return self.ensemble(len(self.stops))
 
-    def stages(self, round_index: int) -> tuple[TrainingStage, ...]:
-        """Return the one stage of a round; it carries how much exits learn from each other."""
-        (stage,) = super().stages(round_index)
-        if not self.options.distil:
-            return (stage,)
-        return (replace(stage, cut={"weight": ramp_up(round_index, self.options.ramp)}),)
-
     # ---- the device
 
-    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
-        """Return the joint loss of the exits."""
-        return partial(joint, weight=stage.cut.get("weight", 0.0))
+    def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:
+        """Return the joint loss of the exits, as they learn from each other in full."""
+        return partial(joint, weight=float(self.options.distil))
 
-    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
-        """Train; with FedDyn, pulled to where the device's memory says, which then moves on."""
-        if not self.options.feddyn:
-            return super().train(plan, tensors, shard, memory)
-        alpha, strength = self.options.alpha, self.task.recipe.proximal
-        update = self.fit(plan, tensors, shard, feddyn.anchor(tensors, memory, strength))
-        names = dict(self.module(plan.piece).named_parameters()).keys() & update.tensors.keys()
-        trained = {name: update.tensors[name] for name in sorted(names)}
-        return replace(update, memory=feddyn.remembered(memory, tensors, trained, alpha))
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
+        """Train; with FedDyn, pulled to where the device's state says, which then moves on."""
+        options, strength = self.options, self.task.recipe.proximal
+        weight = ramp_up(plan.round, options.ramp) if options.distil else 0.0
+        anchor = feddyn.anchor(tensors, device_state, strength) if options.feddyn else None
+        loss = partial(joint, weight=weight)
+        update = self.trainer.fit(plan, tensors, shard, lambda stage: loss, anchor=anchor)
+        if not options.feddyn:
+            return update
+        named = dict(self.submodels.module(plan.submodel).named_parameters())
+        trained = {name: update.tensors[name] for name in sorted(named.keys() & update.tensors)}
+        moved = feddyn.remembered(device_state, tensors, trained, options.alpha)
+        return replace(update, device_state=moved)
 
     # ---- the server, after a round
 
@@ -132,25 +131,25 @@ class DepthFL(Prefixwise):
 
         def counted() -> Iterator[Update]:
             for update in updates:
-                view = self.view(update.plan.piece)
+                view = self.submodels.view(update.plan.submodel)
                 counts.update(view[name].name for name in update.tensors)
                 yield update
 
         merged = super().merge(state, counted())
         if not self.options.feddyn:
             return merged
-        trained = [name for name in self.parameters(state) if counts[name]]
-        shares = {name: counts[name] / self.task.devices for name in trained}
-        tensors, memory = feddyn.correct(
-            state.tensors, merged.tensors, state.memory, shares, self.options.alpha
+        names = self.submodels.parameters(state, self.main)
+        shares = {name: counts[name] / self.task.devices for name in names if counts[name]}
+        tensors, server_state = feddyn.correct(
+            state.tensors, merged.tensors, state.server_state, shares, self.options.alpha
         )
-        return replace(merged, tensors=tensors, memory=memory)
+        return replace(merged, tensors=tensors, server_state=server_state)
 
     # ---- what people run
 
-    def pieces(self, state: State) -> Sequence[Submodel]:
+    def sizes(self, state: State) -> Sequence[Depth]:
         """Return each exit that somebody trains, then each depth with all its exits."""
-        depths = state.extras["depths"]
+        depths = state.facts(Depths).depths
         if not self.options.extended:
             return [self.single(depth) for depth in depths]
         every = range(1, depths[-1] + 1)
@@ -163,24 +162,5 @@ def ramp_up(round_index: int, length: int) -> float:
 
 
 def joint(module: MultiExit, inputs: Tensor, labels: Tensor, weight: float) -> Tensor:
-    """Return the sum over all exits of CE(z_i, y) + weight * mean over j != i of KL(p_j || p_i).
-
-    Args:
-        module: The model, with d exits.
-        inputs: A batch of images.
-        labels: Their classes (B,).
-        weight: How much exits learn from each other; 0: not at all.
-    """
-    logits = module.logits(inputs)
-    total = compare(logits[0], labels)
-    for own in logits[1:]:
-        total = total + compare(own, labels)
-    if not weight or len(logits) == 1:
-        return total
-    for own in logits:
-        guesses = own.log_softmax(-1)
-        for other in logits:
-            if other is not own:
-                divergence = F.kl_div(guesses, other.detach().softmax(-1), reduction="batchmean")
-                total = total + weight / (len(logits) - 1) * divergence
-    return total
+    """Return the sum over all exits of CE(z_i, y) + weight * mean over j != i of KL(p_j || p_i)."""
+    return mutual_learning(module.logits(inputs), labels, weight)

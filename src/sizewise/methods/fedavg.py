@@ -16,17 +16,16 @@ Discloses: the trained weights of each device, to the server.
 from dataclasses import dataclass
 from functools import cached_property
 
-from sizewise.common.widths import named
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel
 from sizewise.families.base import Method
+from sizewise.families.submodels import Width
 
 
 class FedAvg(Method):
     """Federated averaging, at full or reduced width."""
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(Method.Options):
         """Options of FedAvg.
 
         Attributes:
@@ -39,8 +38,9 @@ class FedAvg(Method):
             if not 0 < self.width <= 1:
                 raise ConfigError(f"method.width must be in (0, 1], not {self.width}")
 
+    options: Options
+
     @cached_property
-    def main(self) -> Submodel:
-        """The piece that every device trains."""
-        width = self.options.width
-        return Submodel() if width == 1 else Submodel(f"width {named(width)}", {"width": width})
+    def main(self) -> Width:
+        """The submodel that every device trains."""
+        return Width(self.options.width)

@@ -23,14 +23,32 @@ from sizewise.common import rng
 from sizewise.cutting import selection
 from sizewise.cutting.selection import Rule
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel
 from sizewise.families.options import acts_only
+from sizewise.families.submodels import Width
 from sizewise.families.widthwise import Shifting
 from sizewise.fleet.devices import Device
 
 
+@dataclass(frozen=True)
+class Subset(Width):
+    """A random subset of the channels.
+
+    Attributes:
+        draw: The numbers that name the draw; empty where only shapes matter.
+    """
+
+    draw: tuple[int, ...] = ()
+
+    @property
+    def shape_key(self) -> Width:
+        """All subsets of a width have the same shapes."""
+        return Subset(self.width)
+
+
 class FedDropout(Shifting):
     """Random subsets of channels."""
+
+    submodel_type: type[Subset] = Subset
 
     @dataclass(frozen=True)
     class Options(Shifting.Options):
@@ -50,17 +68,18 @@ class FedDropout(Shifting):
                 raise ConfigError(f"method.pool must be at least 1, not {self.pool}")
             acts_only(self, "pool", "method.subsets = 'pool'", self.subsets == "pool")
 
-    def due(self, device: Device, round_index: int) -> dict[str, Any]:
-        """Return the name of the draw that a device's channels come from."""
-        draw = [round_index, device.id]
-        if self.options.subsets == "round":
-            draw = [round_index]
-        elif self.options.subsets == "pool":
-            generator = rng.python_generator(self.task.seed, "pool", round_index, device.id)
-            draw = [generator.randrange(self.options.pool)]
-        return {"draw": draw}
+    options: Options
 
-    def rule(self, piece: Submodel) -> Rule:
-        """Keep the channels of the piece's draw."""
-        draw = piece.cut.get("draw", [])
-        return selection.random(rng.torch_generator(self.task.seed, "channels", *draw))
+    def due(self, width: float, device: Device, round_index: int) -> Subset:
+        """Return the subset that a device's draw gives."""
+        if self.options.subsets == "round":
+            return Subset(width, (round_index,))
+        if self.options.subsets == "pool":
+            generator = rng.python_generator(self.task.seed, "pool", round_index, device.id)
+            return Subset(width, (generator.randrange(self.options.pool),))
+        return Subset(width, (round_index, device.id))
+
+    def rule(self, submodel: Any) -> Rule:
+        """Keep the channels of the submodel's draw."""
+        generator = rng.torch_generator(self.task.seed, "channels", *submodel.draw)
+        return selection.random(generator)

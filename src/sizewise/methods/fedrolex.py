@@ -21,13 +21,31 @@ from typing import Any, Literal
 
 from sizewise.cutting import selection
 from sizewise.cutting.selection import Rule
-from sizewise.exchange.plan import Submodel
+from sizewise.families.submodels import Width
 from sizewise.families.widthwise import Shifting
 from sizewise.fleet.devices import Device
 
 
+@dataclass(frozen=True)
+class Window(Width):
+    """A window of channels.
+
+    Attributes:
+        round: The round that says where it begins; None where only shapes matter.
+    """
+
+    round: int | None = None
+
+    @property
+    def shape_key(self) -> Width:
+        """All windows of a width have the same shapes."""
+        return Window(self.width)
+
+
 class FedRolex(Shifting):
     """Rolling windows of channels."""
+
+    submodel_type: type[Window] = Window
 
     @dataclass(frozen=True)
     class Options(Shifting.Options):
@@ -40,10 +58,12 @@ class FedRolex(Shifting):
 
         stride: Literal["common", "group"] = "common"
 
-    def due(self, device: Device, round_index: int) -> dict[str, Any]:
-        """Return the round: all devices see the same window."""
-        return {"round": round_index}
+    options: Options
 
-    def rule(self, piece: Submodel) -> Rule:
-        """Keep the window of the piece's round; the first one where only shapes matter."""
-        return selection.rolling(piece.cut.get("round", 0), self.options.stride)
+    def due(self, width: float, device: Device, round_index: int) -> Window:
+        """Return the round's window: all devices of a width see the same one."""
+        return Window(width, round_index)
+
+    def rule(self, submodel: Any) -> Rule:
+        """Keep the window of the submodel's round; the first one where only shapes matter."""
+        return selection.rolling(submodel.round or 0, self.options.stride)

@@ -29,12 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise.common import rng
-from sizewise.exchange.plan import Submodel, TrainingStage
-from sizewise.families.nested import NestedWidths
+from sizewise.exchange.plan import TrainingStage
+from sizewise.families.nested import NestedWidth, NestedWidths
 from sizewise.fleet.devices import Device
 from sizewise.steps.step import Loss, backpropagate, compare
 from sizewise.training.loop import Shard
-from sizewise.training.task import Task
 
 
 class FjORD(NestedWidths):
@@ -56,35 +55,38 @@ class FjORD(NestedWidths):
         distil: bool = False
         draw: Literal["batch", "round"] = "batch"
 
-    def __init__(self, task: Task, options: Any = None) -> None:
-        super().__init__(task, options)
-        self.steady = self.options.draw == "round"
+    options: Options
+
+    @property
+    def constant_step_cost(self) -> bool:  # type: ignore[override]
+        """Whether all steps of a stage need the same bytes."""
+        return self.options.draw == "round"
 
     def fitting(self) -> list[float]:
         """Return the widths that devices train: all up to the largest that anyone can hold."""
         largest = super().fitting()[-1]
         return [width for width in self.widths if width <= largest]
 
-    def trainee(self, width: float) -> Submodel:
-        """Return the piece of a width, with all narrower ones inside if each batch draws one."""
-        return super().trainee(width) if self.options.draw == "batch" else self.piece(width)
+    def trainee(self, width: float) -> NestedWidth:
+        """Return the submodel of a width, with all narrower ones inside if each batch draws one."""
+        return super().trainee(width) if self.options.draw == "batch" else NestedWidth(width)
 
-    def choose(self, width: float, device: Device, round_index: int) -> Submodel:
+    def choose(self, width: float, device: Device, round_index: int) -> NestedWidth:
         """Return what a device of a width trains, or a width drawn for the round."""
         if self.options.draw == "batch":
             return self.trainee(width)
         generator = rng.python_generator(self.task.seed, "width", round_index, device.id)
-        return self.piece(generator.choice([w for w in self.widths if w <= width]))
+        return NestedWidth(generator.choice([w for w in self.widths if w <= width]))
 
-    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
+    def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the loss at a width that is drawn for each batch."""
         loss = _ordered_dropout if shard is not None else _each_width_alone
         return partial(loss, distil=self.options.distil)
 
-    def flops_per_sample(self, piece: Submodel, stage: TrainingStage) -> int:
+    def flops_per_sample(self, submodel: Any, stage: TrainingStage) -> int:
         """Return the FLOPs of training on one sample, in the mean over the drawn widths."""
-        widths = [*piece.cut.get("within", ()), piece.cut.get("width", 1.0)]
-        single = [super(FjORD, self).flops_per_sample(self.piece(w), stage) for w in widths]
+        widths = (*submodel.within, submodel.width)
+        single = [super(FjORD, self).flops_per_sample(NestedWidth(w), stage) for w in widths]
         drawn = sum(single) // len(single)
         # With distillation a step runs two passes: alone, a width is both teacher and taught.
         return (single[-1] + drawn) // 2 if self.options.distil else drawn

@@ -22,7 +22,7 @@ it has.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -30,15 +30,27 @@ from torch import Tensor, nn
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError, ModelError
-from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
+from sizewise.exchange.plan import Plan, TrainingStage, Update
 from sizewise.exchange.view import Tensors
-from sizewise.families.nested import Nested, NestedWidths
+from sizewise.families.nested import NestedSubmodels, NestedWidth, NestedWidths
 from sizewise.families.options import acts_only
 from sizewise.fleet.devices import Device
 from sizewise.steps.step import Loss, cross_entropy, masked_cross_entropy
-from sizewise.surgery.scaling import scale
+from sizewise.surgery.scaling import Place, scale
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
+
+
+class ScaledSubmodels(NestedSubmodels):
+    """Widths whose models divide by their width while they train."""
+
+    def __init__(self, task: Task, rounding: str, scaler: Place) -> None:
+        super().__init__(task, rounding)
+        self.scaler = scaler
+
+    def alone(self, submodel: NestedWidth) -> nn.Module:
+        """Build the model of a width, with its scaler."""
+        return scale(super().alone(submodel), submodel.width, self.scaler)
 
 
 class HeteroFL(NestedWidths):
@@ -59,7 +71,7 @@ class HeteroFL(NestedWidths):
 
         levels: Literal["fixed", "dynamic"] = "fixed"
         proportions: tuple[float, ...] = ()
-        scaler: Literal["none", "norm", "conv"] = "none"
+        scaler: Place = "none"
         mask_labels: bool = False
         slimmable: bool = False
 
@@ -81,6 +93,8 @@ class HeteroFL(NestedWidths):
             dynamic = self.levels == "dynamic"
             acts_only(self, "proportions", "method.levels = 'dynamic'", dynamic)
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         unknown = sorted({min(ratio, 1.0) for ratio in task.ratios} - set(self.options.widths))
@@ -91,6 +105,11 @@ class HeteroFL(NestedWidths):
         if self.options.mask_labels:
             task.has_classes("method.mask_labels")
             self.discloses |= {"labels"}
+
+    @cached_property
+    def submodels(self) -> ScaledSubmodels:
+        """The first channels of every layer, with a scaler."""
+        return ScaledSubmodels(self.task, self.options.rounding, self.options.scaler)
 
     # ---- the server
 
@@ -111,20 +130,13 @@ class HeteroFL(NestedWidths):
             return largest
         return [width for width in self.widths if width <= largest[-1]]
 
-    def trainee(self, width: float) -> Submodel:
-        """Return the piece of a width; if it is slimmable, with all narrower ones inside."""
-        return super().trainee(width) if self.options.slimmable else self.piece(width)
-
-    def build(self, piece: Submodel) -> nn.Module:
-        """Build a piece's model, with its scaler."""
-        module = super().build(piece)
-        if isinstance(module, Nested):
-            return module
-        return scale(module, piece.cut.get("width", 1.0), self.options.scaler)
+    def trainee(self, width: float) -> NestedWidth:
+        """Return the submodel of a width; if it is slimmable, with all narrower ones inside."""
+        return super().trainee(width) if self.options.slimmable else NestedWidth(width)
 
     # ---- the device
 
-    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
+    def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the cross entropy, of the device's own classes if others are masked."""
         loss: Loss = cross_entropy
         if self.options.mask_labels:
@@ -132,13 +144,13 @@ class HeteroFL(NestedWidths):
             loss = partial(masked_cross_entropy, classes=classes)
         return partial(_each_width, loss=loss) if self.options.slimmable else loss
 
-    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
         """Train, and leave out the classifier's rows of classes that the device lacks."""
-        update = super().train(plan, tensors, shard, memory)
+        update = super().train(plan, tensors, shard, device_state)
         if not self.options.mask_labels:
             return update
         rows, sent = owned(shard), dict(update.tensors)
-        names = classifier(self.module(plan.piece), self.task.classes)
+        names = classifier(self.submodels.module(plan.submodel), self.task.classes)
         sent |= {name: sent[name][rows] for name in names if name in sent}
         return replace(
             update, tensors=sent, rows={name: rows.tolist() for name in names if name in sent}

@@ -29,6 +29,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -37,12 +38,44 @@ from torch import Tensor
 from sizewise.errors import ConfigError
 from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
+from sizewise.exchange.kept_apart import own_name, shared_name
 from sizewise.exchange.plan import Submodel, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import TensorSlice, Tensors, View
-from sizewise.families.prefixwise import Prefixwise
+from sizewise.exchange.view import Tensors, TensorSlice, View
+from sizewise.families.prefixwise import Depth, Depths, DepthSubmodels, Prefixwise
 from sizewise.surgery import norms
 from sizewise.training.task import Task
+
+
+class Sharing(DepthSubmodels):
+    """Depths whose last block is their own, the whole model's excepted; or all that they have.
+
+    Args:
+        task: Says how to build the model.
+        sharing: Whether they share their stem and lower blocks.
+    """
+
+    def __init__(self, task: Task, sharing: bool) -> None:
+        super().__init__(task)
+        self.sharing = sharing
+
+    def slices(self, submodel: Depth) -> View:
+        """Return where a size's tensors live."""
+        found, blocks = super().slices(submodel), self.task.parts.blocks
+        if submodel.blocks == len(blocks):
+            return found
+        last = f"{blocks[submodel.blocks - 1]}." if submodel.blocks else None
+        return {
+            local: TensorSlice(own_name(place.name, submodel.label))
+            if self._isolated(place.name, last)
+            else place
+            for local, place in found.items()
+        }
+
+    def _isolated(self, name: str, last: str | None) -> bool:
+        if name.startswith("exits."):
+            return False  # Named after its depth already.
+        return not self.sharing or (last is not None and name.startswith(last))
 
 
 class InclusiveFL(Prefixwise):
@@ -70,129 +103,115 @@ class InclusiveFL(Prefixwise):
             if not all(0 < lr < math.inf for lr in self.server_lrs):
                 raise ConfigError("method.server_lrs must all be positive numbers")
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         norms.refuse_apart(task.recipe.norm, "inclusivefl")
 
     # ---- what is shared
 
-    def trainee(self, depth: int) -> Submodel:
+    @cached_property
+    def submodels(self) -> "Sharing":
+        """Depths that share their lower blocks."""
+        return Sharing(self.task, self.options.sharing)
+
+    def trainee(self, depth: int) -> Depth:
         """Return the size of a depth: its blocks and its head."""
-        return replace(self.single(depth), size=f"depth {depth}")
-
-    def view(self, piece: Submodel) -> View:
-        """Return where a size's tensors live; its last block is its own, the whole model's not."""
-        if piece.size not in self._views:
-            shared, stop = super().view(piece), piece.cut["exits"][-1]
-            if stop < len(self.parts.blocks):
-                last = f"{self.parts.blocks[stop - 1]}." if stop else None
-                shared = {
-                    local: TensorSlice(f"{slot.name}@{piece.size}") if self._isolated(slot, last) else slot
-                    for local, slot in shared.items()
-                }
-            self._views[piece.size] = shared
-        return self._views[piece.size]
-
-    def _isolated(self, slot: TensorSlice, last: str | None) -> bool:
-        if slot.name.startswith("exits."):
-            return False  # Named after its depth already.
-        return not self.options.sharing or (last is not None and slot.name.startswith(last))
+        return replace(self.single(depth), label=f"depth {depth}")
 
     def setup(self) -> State:
         """Return the whole model, and the blocks and heads that sizes have of their own."""
         state = super().setup()
-        depths = state.extras["depths"]
+        depths = state.facts(Depths).depths
         if self.options.server_lrs and len(self.options.server_lrs) != len(depths):
             raise ConfigError(
                 f"method.server_lrs needs one number for each of the {len(depths)} sizes that "
                 f"devices train, not {len(self.options.server_lrs)}"
             )
         # All sizes begin with the same blocks, pre-trained or not.
-        tensors = {name: state.tensors[name.partition("@")[0]].clone() for name in state.tensors}
+        tensors = {name: state.tensors[shared_name(name)].clone() for name in state.tensors}
         return replace(state, tensors=tensors)
 
     # ---- the server, after a round
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state: a step for each size, then a mean over the sizes."""
-        means: dict[str, CoverageMean] = {}
-        weights: dict[str, float] = defaultdict(float)
+        means: dict[Submodel, CoverageMean] = {}
+        weights: dict[Submodel, float] = defaultdict(float)
         for update in updates:
-            size = update.plan.piece.size
+            size, weight = update.plan.submodel, self.task.weight(update)
             mean = means.setdefault(size, CoverageMean(state.tensors))
-            mean.add(update.tensors, self.view(update.plan.piece), self.weight(update))
-            weights[size] += self.weight(update)
-        sizes, memory = self.pieces(state), dict(state.memory)
+            mean.add(update.tensors, self.submodels.view(size), weight)
+            weights[size] += weight
+        sizes, server_state = self.sizes(state), dict(state.server_state)
         proposed: dict[str, list[tuple[Tensor, float]]] = defaultdict(list)
-        for number, piece in enumerate(sizes):
-            if piece.size in means:
-                merged = means.pop(piece.size).result()
+        for number, size in enumerate(sizes):
+            if size in means:
+                merged = means.pop(size).result()
                 tensors, remembered = self._stepped(state, sizes, number, merged)
-                memory |= remembered
+                server_state |= remembered
                 for name, tensor in tensors.items():
-                    proposed[name].append((tensor, weights[piece.size]))
+                    proposed[name].append((tensor, weights[size]))
         agreed = {name: _mean(state.tensors[name], found) for name, found in proposed.items()}
-        return replace(state, tensors={**state.tensors, **agreed}, memory=memory)
+        tensors = {**state.tensors, **agreed}
+        return replace(state, tensors=tensors, server_state=server_state)
 
     def _stepped(
-        self, state: State, sizes: Sequence[Submodel], number: int, merged: Tensors
+        self, state: State, sizes: Sequence[Depth], number: int, merged: Tensors
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of one size after the server's step, and what it remembers."""
-        piece, view = sizes[number], self.view(sizes[number])
-        old = {slot.name: state.tensors[slot.name] for slot in view.values()}
+        size, view = sizes[number], self.submodels.view(sizes[number])
+        old = {place.name: state.tensors[place.name] for place in view.values()}
         new = {name: merged[name] for name in old}
-        learned = [view[name].name for name in self._learning(piece)]
+        learned = [view[name].name for name in self._learning(size)]
         steps = {name: new[name] - old[name] for name in learned}
-        recipe, beta, memory = self.task.recipe, self.options.beta, {}
+        recipe, beta, taught = self.task.recipe, self.options.beta, {}
         if number:
-            named = [self._block(piece, block) for block in range(_stop(piece))]
-            for key, blocks in self._taught(sizes[number - 1], piece).items():
+            named = [self._block(size, block) for block in range(size.blocks)]
+            for key, blocks in self._taught(sizes[number - 1], size).items():
                 layers = [steps[named[block][key]] for block in blocks]
-                memory[f"momentum/{piece.size}/{key}"] = torch.stack(layers).mean(dim=0)
+                taught[f"momentum/{size.label}/{key}"] = torch.stack(layers).mean(dim=0)
         if beta and number + 1 < len(sizes):
-            larger, last = sizes[number + 1], self._block(piece, _stop(piece) - 1)
-            for key in self._taught(piece, larger):
+            larger, last = sizes[number + 1], self._block(size, size.blocks - 1)
+            for key in self._taught(size, larger):
                 name = last[key]
-                momentum = state.memory.get(f"momentum/{larger.size}/{key}", 0.0)
+                momentum = state.server_state.get(f"momentum/{larger.label}/{key}", 0.0)
                 new[name] = old[name] + beta * momentum + (1 - beta) * steps[name]
         if self.options.server_lrs:
             recipe = replace(recipe, server_lr=self.options.server_lrs[number])
-        own, everybody = f"server/{piece.size}/", dict.fromkeys(learned, True)
-        before = {k.removeprefix(own): t for k, t in state.memory.items() if k.startswith(own)}
+        own, everybody = f"server/{size.label}/", dict.fromkeys(learned, True)
+        kept = state.server_state.items()
+        before = {k.removeprefix(own): t for k, t in kept if k.startswith(own)}
         tensors, moments = server_optimizers.apply(recipe, old, new, before, everybody)
-        return tensors, memory | {own + key: moment for key, moment in moments.items()}
+        return tensors, taught | {own + key: moment for key, moment in moments.items()}
 
-    def _learning(self, piece: Submodel) -> dict[str, torch.Size]:
+    def _learning(self, size: Depth) -> dict[str, torch.Size]:
         """Return the shapes of a size's parameters, without those that their owner froze."""
-        named = self.pattern(piece).named_parameters()
+        named = self.submodels.pattern(size).named_parameters()
         return {name: p.shape for name, p in named if p.requires_grad}
 
-    def _block(self, piece: Submodel, number: int) -> dict[str, str]:
+    def _block(self, size: Depth, number: int) -> dict[str, str]:
         """Return the server's names of what learns in a block, by the names within the block."""
-        view, prefix = self.view(piece), f"model.{self.parts.blocks[number]}."
-        names = self._learning(piece)
+        view, prefix = self.submodels.view(size), f"model.{self.task.parts.blocks[number]}."
+        names = self._learning(size)
         return {n.removeprefix(prefix): view[n].name for n in names if n.startswith(prefix)}
 
-    def _taught(self, smaller: Submodel, larger: Submodel) -> dict[str, list[int]]:
+    def _taught(self, smaller: Depth, larger: Depth) -> dict[str, list[int]]:
         """Return, by its name within a block, who teaches each parameter of a size's last block.
 
         These are the blocks of the next larger size, from that block on, that have it in the same
         shape.
         """
-        if not _stop(smaller):
+        if not smaller.blocks:
             return {}  # It has no block at all.
-        last, shapes = _stop(smaller) - 1, self._learning(larger)
+        last, shapes, paths = smaller.blocks - 1, self._learning(larger), self.task.parts.blocks
         taught: dict[str, list[int]] = {}
         for key in self._block(smaller, last).keys() & self._block(larger, last).keys():
-            names = {n: f"model.{self.parts.blocks[n]}.{key}" for n in range(last, _stop(larger))}
+            names = {n: f"model.{paths[n]}.{key}" for n in range(last, larger.blocks)}
             own = shapes[names[last]]
             taught[key] = [n for n, name in names.items() if shapes.get(name) == own]
         return dict(sorted(taught.items()))
-
-
-def _stop(piece: Submodel) -> int:
-    """Return the number of blocks of a size."""
-    return int(piece.cut["exits"][-1])
 
 
 def _mean(old: Tensor, found: Sequence[tuple[Tensor, float]]) -> Tensor:

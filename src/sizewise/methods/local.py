@@ -16,29 +16,35 @@ Evaluated as the mean over the models of all devices that have trained so far.
 Discloses: nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
 from torch import nn
 
+from sizewise.common.structure import build, plain
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel, Plan, Update
+from sizewise.exchange.plan import Plan, Submodel, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Tensors, View, cut
-from sizewise.families.base import Method
+from sizewise.exchange.traffic import Traffic
+from sizewise.exchange.view import Tensors, cut
+from sizewise.families.base import Deployed, Method
 from sizewise.families.options import acts_only
 from sizewise.families.prefixwise import Prefixwise
+from sizewise.families.submodels import Submodels
 from sizewise.families.widthwise import Widthwise
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
-from sizewise.training.working import WorkingCopy
 
-SIZES = "sizes"
-"""Where the state's extras say which piece each device has."""
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the server notes: the submodel of each device, as plain values, by its number."""
+
+    submodels: Mapping[str, Any]
 
 
 class Local(Method):
@@ -63,6 +69,8 @@ class Local(Method):
             acts_only(self, "width", "method.sizes = 'one'", self.sizes == "one")
             acts_only(self, "exits", "method.sizes = 'depth'", self.sizes == "depth")
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         if self.options.sizes == "depth" and task.recipe.eval_memory is not None:
@@ -70,12 +78,13 @@ class Local(Method):
                 "local with method.sizes = 'depth' runs exits of its own, which "
                 "recipe.eval_memory cannot; leave it out"
             )
+        self.submodel_type = self.family.submodel_type
 
     # ---- the sizes, those of methods that exchange what devices train
 
     @cached_property
     def family(self) -> Method:
-        """The method whose pieces devices have."""
+        """The method whose submodels devices have."""
         if self.options.sizes == "depth":
             return Prefixwise(self.task, Prefixwise.Options(exits=self.options.exits))
         if self.options.sizes == "width":
@@ -83,93 +92,80 @@ class Local(Method):
         return FedAvg(self.task, self.options)
 
     @cached_property
+    def submodels(self) -> Submodels:
+        """Those of the family."""
+        return self.family.submodels
+
+    @cached_property
     def main(self) -> Submodel:
-        """The largest piece that the server has the start of."""
+        """The largest submodel that the server has the start of."""
         return self.family.main
 
-    def build(self, piece: Submodel) -> nn.Module:
-        """Build a model of a size."""
-        return self.family.build(piece)
-
-    def copy(self, piece: Submodel) -> WorkingCopy:
-        """Return the working copy of a size, the one that its family has."""
-        return self.family.copy(piece)
-
-    def pattern(self, piece: Submodel) -> nn.Module:
-        """Return the model that the cost of a size is learned from."""
-        return self.family.pattern(piece)
-
-    def view(self, piece: Submodel) -> View:
-        """Return where a size's common start is."""
-        return self.family.view(piece)
+    def trained(self) -> Sequence[Submodel]:
+        """Return the sizes that devices train, smallest first."""
+        return self.family.trained()
 
     def setup(self) -> State:
         """Return the common start of all sizes."""
-        return self.family.setup()
+        return self.family.setup().noting(Holdings({}))
 
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Give a device the one model, or the size that fits."""
         return self.family.plan(state, device, round_index)
 
-    def pieces(self, state: State) -> Sequence[Submodel]:
+    def sizes(self, state: State) -> Sequence[Submodel]:
         """Return the sizes, smallest first."""
-        return self.family.pieces(state)
+        return self.family.sizes(state)
 
     # ---- the device
 
-    def expected(self, plan: Plan) -> frozenset[str]:
+    def traffic(self, plan: Plan, samples: int) -> Traffic:
         """Nothing is sent."""
-        return frozenset()
+        return Traffic(returns=False)
 
-    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
         """Train on from the device's own model, if it has one of this size; send nothing."""
         own = {name: tensor.shape for name, tensor in tensors.items()}
-        if any(own.get(name) != tensor.shape for name, tensor in memory.items()):
-            memory = {}
-        update = self.fit(plan, {**tensors, **memory}, shard)
-        return replace(update, tensors={}, memory=update.tensors)
+        if any(own.get(name) != tensor.shape for name, tensor in device_state.items()):
+            device_state = {}
+        update = super().train(plan, {**tensors, **device_state}, shard, {})
+        return replace(update, tensors={}, device_state=update.tensors)
 
     # ---- the server, after a round
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the same tensors, and who has which size."""
-        sizes = dict(state.extras.get(SIZES, {}))
+        held = dict(state.facts(Holdings).submodels)
 
         def noted() -> Iterator[Update]:
             for update in updates:
-                piece = update.plan.piece
-                sizes[str(update.plan.device)] = {"size": piece.size, "cut": dict(piece.cut)}
+                held[str(update.plan.device)] = plain(update.plan.submodel)
                 yield update
 
-        merged = super().merge(state, noted())
-        return replace(merged, extras={**merged.extras, SIZES: sizes})
+        return super().merge(state, noted()).noting(Holdings(held))
 
     # ---- what people run
 
-    def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
+    def deploy(self, state: State) -> Mapping[str, Deployed]:
         """Return every device's own model; before any has trained, the common start."""
         if not state.devices:
             return super().deploy(state)
-        owners = self.owners(state).items()
-        return {size: partial(self._model, state, number) for size, number in owners}
-
-    def owners(self, state: State) -> dict[str, int]:
-        """Return whose model each is."""
-        several = self.options.sizes != "one"
+        held = state.facts(Holdings).submodels
+        kind = self.family.submodel_type
+        models = {
+            n: build(kind, held[str(n)]) if str(n) in held else self.main for n in state.devices
+        }
         return {
-            f"device {n} ({self._piece(state, n).size})" if several else f"device {n}": n
-            for n in sorted(state.devices)
+            f"device {n}{f' ({models[n].label})' if self.options.sizes != 'one' else ''}": Deployed(
+                partial(self._model, state, models[n], n), n
+            )
+            for n in sorted(models)
         }
 
-    def _piece(self, state: State, number: int) -> Submodel:
-        known = state.extras.get(SIZES, {}).get(str(number))
-        return self.main if known is None else Submodel(known["size"], known["cut"])
+    def _model(self, state: State, submodel: Submodel, number: int) -> nn.Module:
+        common = cut(state.tensors, self.submodels.view(submodel))
+        return self.submodels.copy(submodel).load({**common, **state.devices[number]})
 
-    def _model(self, state: State, number: int) -> nn.Module:
-        piece = self._piece(state, number)
-        common = cut(state.tensors, self.view(piece))
-        return self.copy(piece).load({**common, **state.devices[number]})
-
-    def headline(self, sizes: Mapping[str, float]) -> float:
+    def summary_metric(self, sizes: Mapping[str, float]) -> float:
         """Return the mean accuracy over the devices."""
         return sum(sizes.values()) / len(sizes)

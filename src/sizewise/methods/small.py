@@ -14,23 +14,23 @@ Discloses: the trained weights of each device, to the server.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from sizewise.common.widths import named
-from sizewise.errors import BudgetTooSmall, ConfigError, NoChannelLeft
+from sizewise.errors import ConfigError, NoChannelLeft
 from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
+from sizewise.families.submodels import Width
 from sizewise.families.widthwise import STEPS
-from sizewise.memory.packing import largest_ratio
+from sizewise.memory.packing import largest_fitting
 
 
 class Small(Method):
     """FedAvg at the width of the weakest device."""
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(Method.Options):
         """Options of the small model.
 
         Attributes:
@@ -43,45 +43,33 @@ class Small(Method):
             if self.width is not None and not 0 < self.width <= 1:
                 raise ConfigError(f"method.width must be in (0, 1], not {self.width}")
 
+    options: Options
+
     @cached_property
-    def main(self) -> Submodel:
-        """The piece that every device trains."""
-        return _piece(self.options.width or self._fitting())
+    def main(self) -> Width:
+        """The submodel that every device trains."""
+        return Width(self.options.width) if self.options.width else self._fitting()
 
-    def _fitting(self) -> float:
-        """Return the width that the smallest budget holds."""
-        (stage,) = self.stages(0)
-        ratios = [step / STEPS for step in range(1, STEPS + 1)]
-        while not self._exists(ratios[0]):
-            ratios.pop(0)
-        for memory in self.task.budgets:
-            if memory is None:
-                return 1.0
-            try:
-                return largest_ratio(
-                    lambda ratio: self.footprint(_piece(ratio), stage).peak, memory, ratios
-                )
-            except BudgetTooSmall:
-                continue
-        return ratios[0]
+    def _fitting(self) -> Width:
+        """Return the model that the smallest budget holds; if none does, the narrowest."""
+        choices = [Width(step / STEPS) for step in range(1, STEPS + 1)]
+        while not self._exists(choices[0]):
+            choices.pop(0)
+        found = (largest_fitting(choices, self.peak, memory) for memory in self.task.budgets)
+        return next((width for width in found if width is not None), choices[0])
 
-    def _exists(self, width: float) -> bool:
+    def _exists(self, submodel: Width) -> bool:
         """Return whether the model can be built so narrow: some would lose a layer's channels."""
         try:
-            self.module(_piece(width))
+            self.submodels.module(submodel)
         except NoChannelLeft:
             return False
         return True
 
     def setup(self) -> State:
         """Return the narrow model's state, and its width: workers need not look for it again."""
-        state = super().setup()
-        return replace(state, extras={**state.extras, "width": self.main.cut.get("width", 1.0)})
+        return super().setup().noting(self.main)
 
-    def pieces(self, state: State) -> Sequence[Submodel]:
+    def sizes(self, state: State) -> Sequence[Submodel]:
         """Return the narrow model."""
-        return (_piece(state.extras["width"]),)
-
-
-def _piece(width: float) -> Submodel:
-    return Submodel() if width == 1 else Submodel(f"width {named(width)}", {"width": width})
+        return (state.facts(Width),)

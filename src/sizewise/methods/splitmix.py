@@ -22,7 +22,7 @@ Discloses: the trained weights of each device, to the server.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,14 @@ from torch.nn.modules.conv import _ConvNd
 from sizewise.common import rng
 from sizewise.common.widths import named
 from sizewise.errors import ConfigError, NoChannelLeft
-from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
+from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import TensorSlice, Tensors, View
+from sizewise.exchange.view import Tensors, TensorSlice, View
 from sizewise.families.base import Method
+from sizewise.families.options import AssignedOptions
+from sizewise.families.submodels import Submodels
 from sizewise.fleet.devices import Device, ratio_of
+from sizewise.memory.packing import largest_fitting
 from sizewise.steps.step import Loss, cross_entropy, masked_cross_entropy
 from sizewise.surgery.scaling import scale
 from sizewise.training.loop import Shard, own_tensors
@@ -59,17 +62,91 @@ class Ensemble(nn.Module):
         return total / len(self.bases)
 
 
+@dataclass(frozen=True)
+class Bases(Submodel):
+    """Some of the bases.
+
+    Attributes:
+        numbers: Which, ascending.
+        width: Their width ratio.
+    """
+
+    numbers: tuple[int, ...]
+    width: float
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"{len(self.numbers)} of width {named(self.width)}"
+
+    @property
+    def shape_key(self) -> "Bases":
+        """All sets of so many bases have the same shapes."""
+        return first_bases(len(self.numbers), self.width)
+
+
+def first_bases(count: int, width: float) -> Bases:
+    """Return the first so many bases."""
+    return Bases(tuple(range(count)), width)
+
+
+def deck_of(atom: float) -> int:
+    """Return the number of bases; with a hair more, as 1 / (1 / 49) is 48.99999999999999."""
+    return int(1 / atom + 1e-9)
+
+
+@dataclass(frozen=True)
+class Deck:
+    """What the server notes: the width ratio of a base."""
+
+    atom: float
+
+
+class Decks(Submodels):
+    """Ensembles of narrow networks.
+
+    Args:
+        task: Says how to build one.
+        rescale_init: Draw weights and biases as if layers had full width.
+        rescale_layer: Divide what layers give by the width, in training.
+    """
+
+    def __init__(self, task: Task, rescale_init: bool, rescale_layer: bool) -> None:
+        super().__init__(task)
+        self.rescale_init, self.rescale_layer = rescale_init, rescale_layer
+
+    def build(self, submodel: Any) -> nn.Module:
+        """Build some bases, each with its own initialisation."""
+        width, networks = submodel.width, []
+        for draw in submodel.numbers:
+            network = self.task.build(width, draw)
+            if self.rescale_init and width < 1:
+                with rng.seeded(self.task.seed, "base", draw):
+                    draw_as_if_wide(network, width)
+            networks.append(scale(network, width, "conv" if self.rescale_layer else "none"))
+        return Ensemble(networks)
+
+    def slices(self, submodel: Any) -> View:
+        """Return where tensors live: the n-th base here is the server's base of that number."""
+        places = {}
+        for name in own_tensors(self.module(submodel)):
+            _, number, rest = name.split(".", 2)
+            places[name] = TensorSlice(f"bases.{submodel.numbers[int(number)]}.{rest}")
+        return places
+
+
 class SplitMix(Method):
     """A deck of narrow networks."""
 
+    submodel_type: type[Bases] = Bases
+
     @dataclass(frozen=True)
-    class Options:
+    class Options(AssignedOptions):
         """Options of SplitMix.
 
         Attributes:
             atom: Width ratio of a base; default: the largest 1/n, n up to 16, that the smallest
                 budget can train, or the smallest that the model can be built at.
-            assign: Whether a device trains as many bases as its bytes hold, or int(ratio / atom).
             rescale_init: Draw weights and biases as if layers had full width.
             rescale_layer: Divide the outputs of convolutions and hidden linear layers by `atom` in
                 training.
@@ -77,7 +154,6 @@ class SplitMix(Method):
         """
 
         atom: float | None = None
-        assign: Literal["bytes", "ratio"] = "bytes"
         rescale_init: bool = True
         rescale_layer: bool = True
         mask_labels: bool = False
@@ -86,9 +162,10 @@ class SplitMix(Method):
             if self.atom is not None and not 0 < self.atom <= 1:
                 raise ConfigError(f"method.atom must be in (0, 1], not {self.atom}")
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
-        self.ignores_budgets = self.options.assign == "ratio"
         if self.options.mask_labels:
             task.has_classes("method.mask_labels")
         if task.model.weights is not None:
@@ -97,96 +174,62 @@ class SplitMix(Method):
                 "model.weights; leave it out"
             )
 
+    @cached_property
+    def submodels(self) -> Decks:
+        """Ensembles of bases."""
+        return Decks(self.task, self.options.rescale_init, self.options.rescale_layer)
+
     # ---- the deck
 
     @cached_property
     def atom(self) -> float:
         """The width ratio of a base."""
         if self.options.atom is not None:
-            return float(self.options.atom)
+            return self.options.atom
         smallest = self.task.budgets[0]
         for parts in range(1, LARGEST_DECK + 1):
             try:
-                peak = self.footprint(self.bases([0], 1 / parts), self.stages(0)[0]).peak
+                peak = self.peak(Bases((0,), 1 / parts))
             except NoChannelLeft:
                 return 1 / (parts - 1)
             if smallest is None or peak <= smallest:
                 break
         return 1 / parts
 
-    @property
-    def deck(self) -> int:
-        """The number of bases; a hair more than 1 / atom, as 1 / (1 / 49) is 48.99999999999999."""
-        return int(1 / self.atom + 1e-9)
-
-    def bases(self, chosen: Sequence[int], atom: float | None = None) -> Submodel:
-        """Return the piece that consists of these bases."""
-        width = self.atom if atom is None else atom
-        size = f"{len(chosen)} of width {named(width)}"
-        return Submodel(size, {"bases": list(chosen), "width": width})
-
     @cached_property
-    def main(self) -> Submodel:
+    def main(self) -> Bases:
         """All bases."""
-        return self.bases(range(self.deck))
+        return first_bases(deck_of(self.atom), self.atom)
 
     def quota(self, device: Device) -> int:
-        """Return how many bases a device trains."""
+        """Return how many bases a device trains; at least one, which may be refused."""
+        deck = deck_of(self.atom)
         if self.options.assign == "ratio":
-            return max(1, min(self.deck, int(ratio_of(device) / self.atom + 1e-9)))
-        (stage,) = self.stages(0)
-        low, high = 1, self.deck
-        while device.memory is not None and low < high:
-            # The largest first: more often than not, they all fit.
-            middle = high if (low, high) == (1, self.deck) else (low + high + 1) // 2
-            if self.footprint(self.bases(range(middle)), stage).peak <= device.memory:
-                low = middle
-            else:
-                high = middle - 1
-        return low if device.memory is not None else high
+            return max(1, min(deck, int(ratio_of(device) / self.atom + 1e-9)))
+        counts = range(1, deck + 1)
+
+        def bytes_of(count: int) -> int:
+            return self.peak(first_bases(count, self.atom))
+
+        return largest_fitting(counts, bytes_of, device.memory) or 1
+
+    def setup(self) -> State:
+        """Return all bases, and their width: workers need not look for it again."""
+        return super().setup().noting(Deck(self.atom))
 
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Deal a device the next card of the deck, and others at random."""
-        cycle, position = divmod(device.turn, self.deck)
-        cards = list(range(self.deck))
+        cards = list(range(deck_of(self.atom)))
+        cycle, position = divmod(device.turn, len(cards))
         rng.python_generator(self.task.seed, "deck", cycle).shuffle(cards)
         card = cards.pop(position)
         generator = rng.python_generator(self.task.seed, "bases", round_index, device.id)
         chosen = [card, *generator.sample(sorted(cards), self.quota(device) - 1)]
-        piece = self.bases(sorted(chosen))
-        plan = Plan(device.id, round_index, device.group, piece, self.stages(round_index))
-        return self.affordable(plan, device)
-
-    # ---- pieces
-
-    def build(self, piece: Submodel) -> nn.Module:
-        """Build the bases of a piece, each with its own initialisation."""
-        width = piece.cut["width"]
-        networks = [self.task.build(width, draw) for draw in piece.cut["bases"]]
-        for draw, network in zip(piece.cut["bases"], networks, strict=True):
-            if self.options.rescale_init and width < 1:
-                with rng.seeded(self.task.seed, "base", draw):
-                    draw_as_if_wide(network, width)
-            scale(network, width, "conv" if self.options.rescale_layer else "none")
-        return Ensemble(networks)
-
-    def view(self, piece: Submodel) -> View:
-        """Return a piece's tensors: its n-th base is the server's base of that number."""
-        tensors = own_tensors(self.module(piece))
-        slots = {}
-        for name in tensors:
-            _, number, rest = name.split(".", 2)
-            slots[name] = TensorSlice(f"bases.{piece.cut['bases'][int(number)]}.{rest}")
-        return slots
-
-    def setup(self) -> State:
-        """Return all bases, and their width: workers need not look for it again."""
-        state = super().setup()
-        return replace(state, extras={**state.extras, "atom": self.atom})
+        return self.offer(device, round_index, Bases(tuple(sorted(chosen)), self.atom))
 
     # ---- the device
 
-    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
+    def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return the losses of the bases, one after the other."""
         single = masked_cross_entropy if self.options.mask_labels else cross_entropy
 
@@ -196,19 +239,20 @@ class SplitMix(Method):
 
         return each
 
-    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
         """Train; the loss to report is that of one base, in the mean."""
-        update = super().train(plan, tensors, shard, memory)
-        return replace(update, loss=update.loss / len(plan.piece.cut["bases"]))
+        update = super().train(plan, tensors, shard, device_state)
+        held: Any = plan.submodel
+        return replace(update, loss=update.loss / len(held.numbers))
 
     # ---- what people run
 
-    def pieces(self, state: State) -> Sequence[Submodel]:
+    def sizes(self, state: State) -> Sequence[Submodel]:
         """Return ensembles of the first 1, 2, 4, ... bases, and of all of them."""
-        atom = state.extras["atom"]
-        deck = int(1 / atom + 1e-9)
+        atom = state.facts(Deck).atom
+        deck = deck_of(atom)
         counts = [2**power for power in range(deck.bit_length()) if 2**power < deck]
-        return [self.bases(range(count), atom) for count in (*counts, deck)]
+        return [first_bases(count, atom) for count in (*counts, deck)]
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def announce(federation: Federation) -> None:
         f"{config.method.name} on {config.data.name} ({config.data.partition}), "
         f"{config.model.name}, {federation.fleet.total:,} devices, {config.fleet.per_round} a "
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
-        f"{'budgets are ignored; ' if method.ignores_budgets else ''}"
+        f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"

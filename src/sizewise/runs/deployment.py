@@ -33,6 +33,7 @@ from sizewise.data.texts import own_tokenizer, set_length, tokenizer
 from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.exchange import checkpoint
 from sizewise.exchange.state import State
+from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
 from sizewise.runs import card, preparation, resuming
 from sizewise.runs.folder import RunFolder
@@ -54,7 +55,7 @@ COMPARED = 8
 
 
 @dataclass(frozen=True)
-class Deployed:
+class Exported:
     """A model that is ready to leave its run.
 
     Attributes:
@@ -64,7 +65,7 @@ class Deployed:
         peak: Bytes of inference at their peak, predicted, for a batch of `batch`.
         batch: Samples at a time.
         parameters: How many it has.
-        extras: What the run's state says of its sizes.
+        metadata: What the run's state says of its sizes.
         owner: The device whose memory it was made from, if that is one.
     """
 
@@ -74,7 +75,7 @@ class Deployed:
     peak: int
     batch: int
     parameters: int
-    extras: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     owner: int | None
 
 
@@ -97,7 +98,7 @@ def export(
         batch: Samples that a device runs at a time.
         dataset: The data the run was started with, if that was given in memory.
     """
-    writers: dict[str, Callable[[Deployed, Task, Path], float | None]] = {
+    writers: dict[str, Callable[[Exported, Task, Path], float | None]] = {
         ".safetensors": _write_safetensors,
         ".onnx": _write_onnx,
         ".pt2": _write_program,
@@ -124,7 +125,7 @@ def export(
         "tokenizer": _write_tokenizer(setting, out),
         "run_dir": str(path),
     }
-    whose = {"extras": plain(chosen.extras), "owner": chosen.owner}
+    whose = {"metadata": plain(chosen.metadata), "owner": chosen.owner}
     description = {**facts, **_description(setting), **whose}
     checkpoint.write_bytes(out.with_suffix(".json"), json.dumps(description, indent=1).encode())
     checkpoint.write_bytes(out.with_suffix(".md"), card.markdown(description).encode())
@@ -168,7 +169,7 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
 
 def _choose(
     setting: Setting, path: Path, memory: int | None, size: str | None, batch: int
-) -> Deployed:
+) -> Exported:
     found = RunFolder(path).newest()
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
@@ -179,15 +180,15 @@ def _choose(
     if size is not None:
         if size not in models:
             raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
-        return _deployed(setting, state, size, models[size](), batch)
+        return _exported(setting, state, size, models[size], batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
     for name in ranked:
-        module = _frozen(setting, models[name](), calibrate=False)
+        module = _frozen(setting, models[name].fill(), calibrate=False)
         peaks[name] = _peak(module, setting.method.task, batch)
         if memory is not None and peaks[name] <= memory:
-            return _deployed(setting, state, name, models[name](), batch)
+            return _exported(setting, state, name, models[name], batch)
     least = min(peaks, key=lambda name: peaks[name])
     raise ConfigError(
         f"no model of the run fits {format_bytes(memory or 0)}: {least!r} needs {peaks[least]:,} "
@@ -195,11 +196,11 @@ def _choose(
     )
 
 
-def _deployed(setting: Setting, state: State, size: str, module: nn.Module, batch: int) -> Deployed:
-    module = _frozen(setting, module, calibrate=True)
+def _exported(setting: Setting, state: State, size: str, model: Deployed, batch: int) -> Exported:
+    module = _frozen(setting, model.fill(), calibrate=True)
     data, recipe = setting.dataset, setting.config.recipe
     scores = evaluation.score(module, data, recipe.eval_batch)
-    return Deployed(
+    return Exported(
         size,
         module,
         # Where silos have labels of their own, the mean over them.
@@ -207,8 +208,8 @@ def _deployed(setting: Setting, state: State, size: str, module: nn.Module, batc
         _peak(module, setting.method.task, batch),
         batch,
         sum(parameter.numel() for parameter in module.parameters()),
-        state.extras,
-        setting.method.owners(state).get(size),
+        state.metadata,
+        model.owner,
     )
 
 
@@ -236,14 +237,14 @@ def _peak(module: nn.Module, task: Task, batch: int) -> int:
 # ---- the formats
 
 
-def _write_safetensors(chosen: Deployed, task: Task, out: Path) -> None:
+def _write_safetensors(chosen: Exported, task: Task, out: Path) -> None:
     own = {
         name: tensor.detach().contiguous() for name, tensor in own_tensors(chosen.module).items()
     }
     save_file(own, out, metadata={"size": chosen.size})
 
 
-def _write_program(chosen: Deployed, task: Task, out: Path) -> float:
+def _write_program(chosen: Exported, task: Task, out: Path) -> float:
     batch = torch.export.Dim("batch", min=1, max=4096)
     several = task.drawn(max(2, chosen.batch))
     with _quiet():
@@ -252,7 +253,7 @@ def _write_program(chosen: Deployed, task: Task, out: Path) -> float:
     return _largest_difference(chosen, program.module(), task)
 
 
-def _write_onnx(chosen: Deployed, task: Task, out: Path) -> float:
+def _write_onnx(chosen: Exported, task: Task, out: Path) -> float:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (what torch exports with)
@@ -319,7 +320,7 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _largest_difference(chosen: Deployed, other: Callable[[Tensor], Tensor], task: Task) -> float:
+def _largest_difference(chosen: Exported, other: Callable[[Tensor], Tensor], task: Task) -> float:
     """Return how far two models are from each other on some random inputs."""
     differences = (
         (chosen.module(inputs) - other(inputs)).abs().max()
@@ -347,8 +348,8 @@ def load(path: Path) -> nn.Module:
     method = kind(build(Task, facts["task"]), build(kind.Options, options, "method"))
     # A state in which the model has its size; its tensors come from the file.
     owners: dict[int, dict[str, Tensor]] = {} if facts["owner"] is None else {facts["owner"]: {}}
-    state = replace(method.setup(), extras=facts["extras"], devices=owners)
-    module = copy.deepcopy(method.deploy(state)[facts["size"]]())
+    state = replace(method.setup(), metadata=facts["metadata"], devices=owners)
+    module = copy.deepcopy(method.deploy(state)[facts["size"]].fill())
     if norms.uses_batch_statistics(module):
         module = norms.recalibrate(module, ())
     module.load_state_dict(load_file(path), strict=False)

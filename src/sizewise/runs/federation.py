@@ -16,8 +16,9 @@ from sizewise.config import Config
 from sizewise.engines import Engine
 from sizewise.errors import BudgetTooSmall, NobodyCanTrain, NothingMerged, UpdateRefused
 from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State, sha256
-from sizewise.exchange.view import size_in_bytes, view_in_bytes
+from sizewise.exchange.view import check, size_in_bytes, view_in_bytes
 from sizewise.families.base import Method
 from sizewise.fleet import clock
 from sizewise.fleet.clock import Clock
@@ -109,7 +110,7 @@ class Federation:
         found = {size: score.values(task.metric, len(silos)) for size, score in scores.items()}
         if not task.silos:
             sizes = {size: values[0] for size, values in found.items()}
-            return self.method.headline(sizes), sizes
+            return self.method.summary_metric(sizes), sizes
         named = {
             f"{size} on {silo}": value
             for size, values in found.items()
@@ -133,9 +134,12 @@ class Federation:
             simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
                 try:
-                    self.method.check(state, outcome)
-                    down = view_in_bytes(self.method.view(plan.piece), state.tensors)
-                    down += size_in_bytes(self.method.given(plan, outcome.samples))
+                    view = self.method.submodels.view(plan.submodel)
+                    traffic = self.method.traffic(plan, outcome.samples)
+                    rows = with_rows(view, outcome.rows, state.tensors)
+                    check(outcome.tensors, rows, state.tensors)
+                    traffic.check(outcome.sample_payload)
+                    down = view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down)
                     line = update_line(outcome, down, self.flops(outcome))
                     device = self.fleet.device(plan.device, plan.round)
                     took = clock.seconds(device, down, line["flops"], line["bytes_up"])
@@ -147,7 +151,7 @@ class Federation:
                 log.lines.append({**refusal_line(outcome), **simulated})
                 continue
             log.lines.append({**line, **simulated})
-            if outcome.memory:
+            if outcome.device_state:
                 log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
 
@@ -158,9 +162,10 @@ class Federation:
 
     def flops(self, update: Update) -> int:
         """Return what an update cost its device in floating-point operations."""
-        piece, recipe = update.plan.piece, self.config.recipe
+        submodel, recipe = update.plan.submodel, self.config.recipe
         return sum(
-            self.method.flops_per_sample(piece, stage) * workload(stage, update.samples, recipe)[1]
+            self.method.flops_per_sample(submodel, stage)
+            * workload(stage, update.samples, recipe)[1]
             for stage in update.plan.stages
         )
 
@@ -219,14 +224,14 @@ def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:
         "round": plan.round + 1,
         "device": plan.device,
         "group": plan.group,
-        "size": plan.piece.size,
-        "cut": plain(plan.piece.cut),
-        "stages": [stage.name for stage in plan.stages],
+        "size": plan.submodel.label,
+        "submodel": plain(plan.submodel),
+        "stages": [stage.work.label for stage in plan.stages],
         "budget": plan.budget,
         "predicted": plan.predicted,
         "peak_bytes": update.peak_bytes,
         "bytes_down": bytes_down,
-        "bytes_up": size_in_bytes(update.tensors) + size_in_bytes(update.shared),
+        "bytes_up": size_in_bytes(update.tensors) + size_in_bytes(update.sample_payload),
         "samples": update.samples,
         "steps": update.steps,
         "flops": flops,

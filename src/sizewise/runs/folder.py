@@ -192,7 +192,7 @@ class RunFolder:
         """
         number, rounds = update.plan.device, update.plan.round + 1
         path = self.devices / f"device-{number:06d}-round-{rounds:06d}.safetensors"
-        checkpoint.write_tensors(path, update.memory, {})
+        checkpoint.write_tensors(path, update.device_state, {})
         return str(path)
 
     def remembering(self, state: State, written: Mapping[int, str]) -> State:
@@ -210,11 +210,11 @@ class RunFolder:
 
     def _save(self, state: State, totals: Totals, stale: Iterable[str]) -> None:
         tensors = {f"tensors/{name}": tensor for name, tensor in state.tensors.items()}
-        tensors |= {f"memory/{name}": tensor for name, tensor in state.memory.items()}
+        tensors |= {f"server_state/{name}": tensor for name, tensor in state.server_state.items()}
         paths = getattr(state.devices, "paths", {})
         facts = {
             "totals": plain(totals),
-            "extras": state.extras,
+            "metadata": state.metadata,
             "devices": {number: Path(path).name for number, path in paths.items()},
             "logs": [path.stat().st_size for path in self._logs],
         }
@@ -250,12 +250,12 @@ class RunFolder:
     def _read(self, path: Path) -> tuple[State, Totals, list[int]]:
         """Return what a checkpoint holds, and how long the logs were then."""
         stored, facts = checkpoint.read_tensors(path)
-        parts: dict[str, dict[str, Any]] = {"tensors": {}, "memory": {}}
+        parts: dict[str, dict[str, Any]] = {"tensors": {}, "server_state": {}}
         for name, tensor in stored.items():
             part, _, own = name.partition("/")
             parts[part][own] = tensor
         devices = {int(n): str(self.devices / name) for n, name in facts["devices"].items()}
-        state = State(extras=facts["extras"], devices=DeviceFiles(devices), **parts)
+        state = State(metadata=facts["metadata"], devices=DeviceFiles(devices), **parts)
         return state, build(Totals, facts["totals"]), facts["logs"]
 
     def finish(self, state: State, result: Mapping[str, Any]) -> None:

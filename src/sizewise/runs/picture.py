@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from sizewise.errors import ModelError
+from sizewise.exchange.kept_apart import shared_name
 from sizewise.exchange.plan import Plan
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -35,20 +36,20 @@ def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[s
         For each part its `name`, its `width` (the share of its channels that the device holds, 0 if
         none) and `stages` (the numbers of the stages, from 1, in which some of it learns).
     """
-    copy, view = method.copy(plan.piece), method.view(plan.piece)
+    copy, view = method.submodels.copy(plan.submodel), method.submodels.view(plan.submodel)
     names = {name: _part(method, name) for name in state.tensors}
     ordered = _ordered(set(names.values()))
     held, whole = dict.fromkeys(ordered, 0.0), dict.fromkeys(ordered, 0)
     learning: dict[str, set[int]] = {part: set() for part in ordered}
     learnable = {name for name, _ in copy.module.named_parameters()}
     stages = [copy.actual(stage) for stage in plan.stages]
-    for local, slot in view.items():
-        if local not in learnable or slot.name not in names:
+    for local, place in view.items():
+        if local not in learnable or place.name not in names:
             continue
-        part, stored = names[slot.name], state.tensors[slot.name].shape
-        shape = full.get(slot.name.partition("@")[0], stored)
+        part, stored = names[place.name], state.tensors[place.name].shape
+        shape = full.get(shared_name(place.name), stored)
         shape = shape if len(shape) == len(stored) else stored
-        held[part] += shape.numel() * _share(slot.shape(state.tensors), shape)
+        held[part] += shape.numel() * _share(place.shape(state.tensors), shape)
         whole[part] += shape.numel()
         for number, stage in enumerate(stages, 1):
             if learns(local, stage.trainable):
@@ -65,9 +66,9 @@ def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[s
 
 def _part(method: Method, name: str) -> str:
     """Return the name of the part that a server tensor belongs to."""
-    name = name.partition("@")[0]  # What is kept apart for a size is of the same part.
+    name = shared_name(name)  # What is kept apart for a submodel is of the same part.
     try:
-        part = method.parts.part_of(name)
+        part = method.task.parts.part_of(name)
     except ModelError:
         return name.partition(".")[0]
     return f"block {part + 1}" if isinstance(part, int) else part

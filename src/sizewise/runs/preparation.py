@@ -71,7 +71,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     method = make_method(config, make_task(config, dataset, fleet))
     if config.recipe.eval_memory is not None:
         try:
-            task.low_memory_inference(method.pattern(method.main))
+            task.low_memory_inference(method.submodels.pattern(method.main))
         except BudgetTooSmall as error:
             raise ConfigError(
                 f"recipe.eval_memory is {error.budget:,} bytes, and evaluation needs at least "
@@ -111,19 +111,17 @@ def checked(method: Method) -> Cuts | None:
     """Check what a method cuts out of the model, and return what to say; None if it cuts nothing.
 
     Raises:
-        ModelError: A piece does not compute what the model with its other channels masked does.
+        ModelError: A submodel does not compute what the model with its other channels masked does.
     """
-    seen = set()
-    for piece in method.cuts():
-        kept = method.kept(piece)
-        if kept is None or method.traced is None:
-            continue
-        sizes = tuple(map(len, kept.values()))
-        if sizes not in seen:
-            verify(method.task.build(), method.traced, kept)
-        seen.add(sizes)
-    traced = method.traced
-    return None if traced is None else Cuts(traced.cut_share, traced.notes)
+    trained = method.trained()
+    traced = method.submodels.traced(trained)
+    if traced is None:
+        return None
+    cut = [kept for kept in map(method.submodels.kept, trained) if kept is not None]
+    # The smallest, and one from the middle: what cannot be cut shows in any of them.
+    for kept in (*cut[:1], *(cut[len(cut) // 2 :][:1] if len(cut) > 1 else ())):
+        verify(method.task.build(), traced, kept)
+    return Cuts(traced.cut_share, traced.notes)
 
 
 def bytes_of_ratio(task: Task, ratio: float) -> int:
@@ -133,8 +131,7 @@ def bytes_of_ratio(task: Task, ratio: float) -> int:
     up; above 1, that many times what the whole model costs.
     """
     plain = Widthwise(task)
-    (stage,) = plain.stages(0)
-    return round(max(1.0, ratio) * plain.footprint(plain.piece(min(ratio, 1.0)), stage).peak)
+    return round(max(1.0, ratio) * plain.peak(plain.narrow(min(ratio, 1.0))))
 
 
 def bytes_of_share(task: Task, share: float) -> int:

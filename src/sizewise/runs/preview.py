@@ -49,7 +49,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
         }
         refused: BudgetTooSmall | None = None
         try:
-            plan = setting.method.most(state, device, round_index)
+            plan = setting.method.plan_upper_bound(state, device, round_index)
         except BudgetTooSmall as error:
             refused = error
             if not wishes:
@@ -57,7 +57,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
                 found.append({**row, "refused": str(error)})
                 continue
             # What it would do: the plan of the same device without a budget.
-            plan = setting.method.most(state, replace(device, memory=None), round_index)
+            plan = setting.method.plan_upper_bound(state, replace(device, memory=None), round_index)
         work = _work(setting, state, plan)
         if refused is None:
             work["parts"] = picture.parts(setting.method, state, plan, full)
@@ -71,34 +71,28 @@ def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
     """Return what a plan costs, in all and stage by stage."""
     method, recipe = setting.method, setting.config.recipe
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
-    view = method.view(plan.piece)
-    actual = [method.copy(plan.piece).actual(stage) for stage in plan.stages]
+    view, copy = method.submodels.view(plan.submodel), method.submodels.copy(plan.submodel)
+    actual = [copy.actual(stage) for stage in plan.stages]
+    traffic = method.traffic(plan, samples)
     stages = [
         {
-            "name": stage.name,
+            "name": stage.work.label,
             "epochs": stage.epochs / parts if (parts := stage.part[1]) > 1 else stage.epochs,
             "steps": steps,
-            "flops": method.flops_per_sample(plan.piece, stage) * seen,
-            "bytes": plain(method.footprint(plan.piece, stage)),
+            "flops": method.flops_per_sample(plan.submodel, stage) * seen,
+            "bytes": plain(method.cost(plan.submodel, stage).footprint),
         }
         for stage in plan.stages
         for steps, seen in [workload(stage, samples, recipe)]
     ]
     return {
-        "size": plan.piece.size,
+        "size": plan.submodel.label,
         "predicted": plan.predicted,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
-        "bytes_down": view_in_bytes(view, state.tensors)
-        + size_in_bytes(method.given(plan, samples)),
-        "bytes_up": size_in_bytes(
-            {
-                name: tensor
-                for name, tensor in method.copy(plan.piece).trained(actual).items()
-                if name in view
-            }
-        )
-        + size_in_bytes(method.shared(plan, samples)),
+        "bytes_down": view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down),
+        "bytes_up": size_in_bytes({n: t for n, t in copy.trained(actual).items() if n in view})
+        + size_in_bytes(traffic.up),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
         "refused": None,

@@ -20,9 +20,9 @@ from sizewise.data import memory, partitions
 from sizewise.data.catalog import own_name
 from sizewise.data.dataset import Dataset
 from sizewise.engines import Engine, RemoteEngine
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.runs import preview, resuming
@@ -135,7 +135,8 @@ def _federation(
         log.warning("%s", said)
     engine: Engine
     if remote is None:
-        engine = LocalEngine(DeviceRunner(method, dataset, setting.partition, config.engine.together))
+        together = config.engine.together
+        engine = LocalEngine(DeviceRunner(method, dataset, setting.partition, together))
     else:
         remote.open(config, method, dataset, str(folder.partition))
         engine = remote

@@ -224,3 +224,20 @@ def _run(model: nn.Module, paths: tuple[str, ...], x: Tensor) -> Tensor:
             ) from error
         x = module(x)
     return x
+
+
+def hidden_shapes(model: nn.Module, parts: Anatomy, inputs: Tensor) -> tuple[torch.Size, ...]:
+    """Return the shape of one sample's hidden tensor after the stem and after each block.
+
+    Args:
+        model: The model, in evaluation mode.
+        parts: Its anatomy.
+        inputs: Some samples, (B, ...).
+    """
+    with torch.no_grad():
+        x = parts.run_stem(model, inputs)
+        shapes = [x.shape[1:]]
+        for number in range(len(parts.blocks)):
+            x = parts.run_blocks(model, x, number, number + 1)
+            shapes.append(x.shape[1:])
+    return tuple(shapes)

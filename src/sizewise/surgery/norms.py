@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from sizewise.errors import ConfigError
+from sizewise.exchange.kept_apart import own_name
 from sizewise.exchange.view import TensorSlice, View
 
 LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -65,14 +66,14 @@ def kept_apart(module: nn.Module, policy: str) -> set[str]:
     return {f"{name}.{t}" for name, _ in _batch_norms(module) for t in (*affine, *_STATISTICS)}
 
 
-def separate(view: View, apart: set[str], size: str) -> dict[str, TensorSlice]:
-    """Point the tensors that are kept apart at the copies that belong to one size.
+def separate(view: View, apart: set[str], label: str) -> dict[str, TensorSlice]:
+    """Point the tensors that are kept apart at the copies that belong to one submodel.
 
-    Those copies have the size's own shape, so nothing of them is cut.
+    Those copies have the submodel's own shape, so nothing of them is cut.
     """
     return {
-        local: TensorSlice(f"{slot.name}@{size}") if local in apart else slot
-        for local, slot in view.items()
+        local: TensorSlice(own_name(place.name, label)) if local in apart else place
+        for local, place in view.items()
     }
 
 

@@ -45,13 +45,13 @@ class Shard:
     """One device's training data: its rows of the tensors that all devices share.
 
     Attributes:
-        images: The whole training set, uint8 (N, C, H, W), or token ids, int64 (N, T).
+        inputs: The whole training set, uint8 (N, C, H, W), or token ids, int64 (N, T).
         labels: Its labels, (N, ...).
         rows: The device's own row numbers, int64 (n,).
         transform: Augmentation and normalisation of a batch.
     """
 
-    images: Tensor
+    inputs: Tensor
     labels: Tensor
     rows: Tensor
     transform: Callable[[Tensor, torch.Generator | None], Tensor]
@@ -69,7 +69,7 @@ class Shard:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one shuffled pass over the data: what the model takes (B, ...), labels (B, ...)."""
         for rows in self.orders(size, generator, drop_last=drop_last):
-            yield self.transform(self.images[rows], generator), self.labels[rows]
+            yield self.transform(self.inputs[rows], generator), self.labels[rows]
 
     def orders(
         self, size: int, generator: torch.Generator, *, drop_last: bool = False
@@ -180,14 +180,14 @@ def fit(
     steps, total, settled = 0, torch.zeros(()), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)
-    for images, labels in stream(stage, recipe, one_pass, len(samples)):
+    for inputs, labels in stream(stage, recipe, one_pass, len(samples)):
         if meter is not None and (every_step or not settled):
             with meter:
-                meter.track(module, optimizer, images, labels, anchors, samples.held)
-                value = step(module, optimizer, images, labels, anchors)
+                meter.track(module, optimizer, inputs, labels, anchors, samples.held)
+                value = step(module, optimizer, inputs, labels, anchors)
             settled = steps > 0 and len(labels) == largest
         else:
-            value = step(module, optimizer, images, labels, anchors)
+            value = step(module, optimizer, inputs, labels, anchors)
         total += value
         steps += 1
     kept = None if moments is None else optimizer.moments(learning)

@@ -16,9 +16,10 @@ from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.data import pretrained
 from sizewise.data.dataset import Target
 from sizewise.errors import ConfigError
+from sizewise.exchange.plan import TrainingStage, Update
 from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
-from sizewise.surgery.anatomy import Anatomy, anatomy
+from sizewise.surgery.anatomy import Anatomy, anatomy, hidden_shapes
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -48,7 +49,7 @@ class Task:
     Attributes:
         model: Which model to build.
         recipe: How to train it.
-        image: Shape of one image, (channels, height, width), or of one text, (tokens,).
+        input_shape: Shape of one image, (channels, height, width), or of one text, (tokens,).
         classes: Number of classes or tags; 1 for scores.
         seed: The run's seed.
         rounds: Length of the run.
@@ -65,7 +66,7 @@ class Task:
 
     model: ModelConfig
     recipe: Recipe
-    image: tuple[int, ...]
+    input_shape: tuple[int, ...]
     classes: int
     seed: int = 0
     rounds: int = 1
@@ -82,11 +83,11 @@ class Task:
     def inputs(self, batch: int) -> Tensor:
         """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
         kind = torch.int64 if self.vocabulary else torch.float32
-        return torch.empty((batch, *self.image), dtype=kind, device="meta")
+        return torch.empty((batch, *self.input_shape), dtype=kind, device="meta")
 
     def targets(self, batch: int) -> Tensor:
         """Return labels for a batch, (B,) or for tags (B, T), of which only the shape matters."""
-        shape = (batch, *self.image) if self.target == "tags" else (batch,)
+        shape = (batch, *self.input_shape) if self.target == "tags" else (batch,)
         kind = torch.float32 if self.target == "score" else torch.int64
         return torch.empty(shape, dtype=kind, device="meta")
 
@@ -95,8 +96,17 @@ class Task:
         generator = rng.torch_generator(self.seed, "anatomy")
         # Not zeros, of which a network without biases makes nothing but zeros.
         if self.vocabulary:
-            return torch.randint(self.vocabulary, (batch, *self.image), generator=generator)
-        return torch.randn(batch, *self.image, generator=generator)
+            return torch.randint(self.vocabulary, (batch, *self.input_shape), generator=generator)
+        return torch.randn(batch, *self.input_shape, generator=generator)
+
+    def stage(self, round_index: int = 0) -> TrainingStage:
+        """Return the one stage of a device that trains everything at once."""
+        recipe = self.recipe
+        return TrainingStage(recipe.lr_at(round_index, self.rounds), recipe.epochs)
+
+    def weight(self, update: Update) -> float:
+        """Return how much an update counts in the mean."""
+        return float(update.samples) if self.recipe.weighting == "samples" else 1.0
 
     def classes_only(self, method: str) -> None:
         """Raise ConfigError unless every sample has one class."""
@@ -138,7 +148,7 @@ class Task:
             module = models.build(
                 name,
                 classes=self.classes,
-                image=self.image,
+                image=self.input_shape,
                 vocabulary=self.vocabulary,
                 tags=self.target == "tags",
                 sets=max(1, len(self.silos)),
@@ -197,6 +207,23 @@ class Task:
         parts = anatomy(module, **self.model.anatomy)
         parts.check(module, self.drawn(2))
         return parts
+
+    @cached_property
+    def parts(self) -> Anatomy:
+        """Stem, blocks and head of the model, for methods that take it apart."""
+        return self.anatomy(self.build())
+
+    @cached_property
+    def hidden_shapes(self) -> tuple[torch.Size, ...]:
+        """Shapes of a sample's hidden tensor after the stem and after each block."""
+        return hidden_shapes(self.build().eval(), self.parts, self.drawn(2))
+
+    @cached_property
+    def first_names(self) -> dict[str, str]:
+        """For each name of a tensor in the full model, the first of those that it is tied under."""
+        tensors = self.build().state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
     def low_memory_inference(self, module: nn.Module) -> nn.Module:
         """Return a model that is evaluated within `recipe.eval_memory`."""

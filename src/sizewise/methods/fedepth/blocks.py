@@ -3,20 +3,33 @@
     images -> stem -> frozen blocks -> blocks that learn -> way out -> logits
               no activations are kept | they are kept here
 
-`Blocks` says which part of a model a stage trains. `Blockwise` holds what takes part: the model, a
-way out after each run of blocks, and further models that it may learn together with.
+`Blocks` says which part of a model a stage trains, `Run` what a stage does. `Blockwise` holds what
+takes part: the model, a way out after each run of blocks, and further models that it may learn
+together with.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizewise.common.structure import build
+from sizewise.common import rng
+from sizewise.errors import ModelError
+from sizewise.exchange.plan import Submodel, Work
+from sizewise.exchange.state import State
+from sizewise.exchange.view import TensorSlice, View
+from sizewise.families.exits import another_head
+from sizewise.families.submodels import Submodels
 from sizewise.surgery.anatomy import Anatomy
+from sizewise.training.loop import own_tensors
+from sizewise.training.task import Task
+
+PEERS = "peers."
+"""Where further models are in a device's module."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +50,13 @@ class Blocks:
     buffered: bool = False
     micro: int | None = None
 
-    @classmethod
-    def read(cls, cut: Mapping[str, Any]) -> "Blocks":
-        """Return what `plain` made JSON-able."""
-        return build(cls, cut, "stage")
-
     @property
     def stop(self) -> int:
         """The number of blocks up to the last that learns: where its way out is."""
         return self.learn[-1] + 1
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """The blocks that learn, for people: counted from 1."""
         first, last = self.learn[0] + 1, self.learn[-1] + 1
         name = f"{first}" if first == last else f"{first}-{last}"
@@ -56,6 +64,140 @@ class Blocks:
         if around:
             name += f" without {', '.join(around)}"
         return name if self.micro is None else f"{name} ({self.micro} at a time before)"
+
+
+@dataclass(frozen=True)
+class Run(Work):
+    """Training some blocks, perhaps together with peers; without values, the model as it is.
+
+    Attributes:
+        blocks: What is done with the model's blocks; None: it is trained as it is.
+        peers: And with those of each peer.
+    """
+
+    blocks: Blocks | None = None
+    peers: tuple[Blocks, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        if self.blocks is None:
+            return "all"
+        return " + ".join(part.label for part in (self.blocks, *self.peers))
+
+
+@dataclass(frozen=True)
+class TakenApart(Submodel):
+    """The full model, of which a device trains some blocks at a time; without values, as it is.
+
+    Attributes:
+        apart: Whether it is taken apart.
+        exits: The numbers of blocks after which there is a way out with weights.
+        peers: How many further models a device trains beside it.
+        label: What people call it.
+    """
+
+    apart: bool = False
+    exits: tuple[int, ...] = ()
+    peers: int = 0
+    label: str = field(default="full", compare=False)
+
+
+class BlockSubmodels(Submodels):
+    """The full model, as it is or taken apart.
+
+    Args:
+        task: Says how to build the model.
+        heads: Whether runs of blocks share the head through a link, or have heads of their own.
+        link: What leads a hidden tensor to the head.
+    """
+
+    def __init__(self, task: Task, heads: str, link: str) -> None:
+        super().__init__(task)
+        self.heads, self.link = heads, link
+        if not task.parts.blocks:
+            raise ModelError(
+                f"{task.model.name!r} has no blocks between stem and head to train in turn; "
+                "name them in model.anatomy, or choose another method"
+            )
+
+    def build(self, submodel: Any) -> nn.Module:
+        """Build the model; for devices that take it apart, with ways out and peers."""
+        model, task = self.task.build(), self.task
+        if not submodel.apart:
+            return model
+        exits = {stop: self._exit(stop) for stop in submodel.exits}
+        peers = [task.build() for _ in range(submodel.peers)]
+        links = self.heads == "skip"
+        return Blockwise(model, task.parts, task.hidden_shapes, exits, links, peers)
+
+    def has_exit(self, stop: int) -> bool:
+        """Return whether there are weights between so many blocks and the logits or the head."""
+        if stop == len(self.task.parts.blocks):
+            return False
+        if self.heads == "auxiliary":
+            return True
+        shapes = self.task.hidden_shapes
+        return self.link == "conv" and shapes[stop] != shapes[-1]
+
+    def _exit(self, stop: int) -> nn.Module:
+        """Return a new way out after so many blocks: an auxiliary head, or a 1x1 convolution."""
+        task = self.task
+        shape, last = task.hidden_shapes[stop], task.hidden_shapes[-1]
+        with rng.seeded(task.seed, "exit", stop):
+            if len(shape) == 1:  # Features of a perceptron, not of an image.
+                to_head = self.heads == "skip"
+                return nn.Linear(shape[0], last[0] if to_head else task.classes, not to_head)
+            if self.heads == "skip":
+                return nn.Conv2d(shape[0], last[0], 1, strides(shape, last), bias=False)
+            if len(shape) != 3:  # Tokens keep their shape, so the model's own head fits.
+                return another_head(task, stop)
+            return nn.Sequential(
+                task.norm(shape[0]),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(shape[0], task.classes),
+            )
+
+    def slices(self, submodel: Any) -> View:
+        """Return where a device's tensors live: peers live nowhere but with it."""
+        if not submodel.apart:
+            return super().slices(submodel)
+        main = self.view(TakenApart())
+        names = [n for n in own_tensors(self.module(submodel)) if not n.startswith(PEERS)]
+        inner = {name: name.partition(".")[2] for name in names if name.startswith("model.")}
+        return {name: main[inner[name]] if name in inner else TensorSlice(name) for name in names}
+
+    def kept(self, submodel: Any) -> None:
+        """Nothing is cut by width."""
+        return
+
+    def parameters(self, state: State, main: Submodel) -> list[str]:
+        """Return the names of the parameters, those of exits included."""
+        statistics = ("running_mean", "running_var", "num_batches_tracked")
+        exits = [n for n in state.tensors if n.startswith("exits.") and not n.endswith(statistics)]
+        return [*super().parameters(state, main), *exits]
+
+    def learning(self, run: Run) -> tuple[str, ...]:
+        """Return the prefixes of the names of what learns in a run."""
+        own = self._learning("model", run.blocks) if run.blocks else ()
+        peers = (self._learning(f"{PEERS}{n}", blocks) for n, blocks in enumerate(run.peers))
+        return (*own, *chain.from_iterable(peers))
+
+    def _learning(self, model: str, blocks: Blocks) -> Iterator[str]:
+        """Yield the prefixes of what learns in one model; parts without weights have none."""
+        parts = self.task.parts
+        paths = [parts.blocks[number] for number in blocks.learn]
+        paths += parts.stem if blocks.stem else ()
+        own = model == "model" and self.has_exit(blocks.stop)
+        paths += parts.head if not own or self.heads == "skip" else ()
+        weights = [f"{name}." for name, _ in self.pattern(TakenApart()).named_parameters()]
+        for path in paths:
+            if any(name.startswith(f"{path}.") for name in weights):
+                yield f"{model}.{path}"
+        if own:
+            yield f"exits.{blocks.stop}"
 
 
 class Blockwise(nn.Module):
@@ -180,20 +322,3 @@ def strides(shape: Sequence[int], expected: Sequence[int]) -> tuple[int, int]:
     Rounded up, as layers with a stride of 2 are: 30 pixels become 15, then 8, in steps of 4.
     """
     return -(-shape[1] // expected[1]), -(-shape[2] // expected[2])
-
-
-def hidden_shapes(model: nn.Module, parts: Anatomy, inputs: Tensor) -> tuple[torch.Size, ...]:
-    """Return the shape of one sample's hidden tensor after the stem and after each block.
-
-    Args:
-        model: The model, in evaluation mode.
-        parts: Its anatomy.
-        inputs: Some samples, (B, ...).
-    """
-    with torch.no_grad():
-        x = parts.run_stem(model, inputs)
-        shapes = [x.shape[1:]]
-        for number in range(len(parts.blocks)):
-            x = parts.run_blocks(model, x, number, number + 1)
-            shapes.append(x.shape[1:])
-    return tuple(shapes)

@@ -31,7 +31,7 @@ class Pupil(Shard):
         """The same samples, with their places in the shard as labels."""
         places = torch.zeros(len(self.labels), dtype=torch.int64)
         places[self.rows] = torch.arange(len(self.rows))
-        return Shard(self.images, places, self.rows, self.transform)
+        return Shard(self.inputs, places, self.rows, self.transform)
 
     def batches(
         self, size: int, generator: torch.Generator, *, drop_last: bool = False

@@ -32,7 +32,7 @@ Discloses: features, logits and labels of all samples of each device, to the ser
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -41,28 +41,89 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.common import rng
-from sizewise.errors import ConfigError, UpdateRefused
-from sizewise.exchange.plan import Submodel, Plan, TrainingStage, Update
+from sizewise.errors import ConfigError
+from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work
 from sizewise.exchange.state import State
+from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors, View, whole
-from sizewise.families.base import Method
+from sizewise.families.base import Deployed, Method
 from sizewise.families.disclosure import Blur
+from sizewise.families.submodels import Submodels
 from sizewise.fleet.devices import Device
+from sizewise.methods.fedgkt.transfer import Gathered, Pupil, pupils_loss, teachers_loss
 from sizewise.steps.optimizers import MOMENTS, recalled
 from sizewise.steps.step import Loss
-from sizewise.surgery.anatomy import Anatomy, Staged
-from sizewise.surgery.blockwise import hidden_shapes
+from sizewise.surgery.anatomy import Staged
 from sizewise.training import loop
-from sizewise.training.loop import Shard
+from sizewise.training.loop import Shard, own_tensors
 from sizewise.training.task import Task
-from sizewise.training.transfer import Gathered, Pupil, pupils_loss, teachers_loss
 
 FEATURES, LOGITS, LABELS = "features", "logits", "labels"
-ALONE, TAUGHT = "local", "distil"
-"""Names of a device's stage, without and with the server's logits."""
 
 SERVED = " with server"
 """How the name of a small model ends whose features go through the large one."""
+
+
+@dataclass(frozen=True)
+class Side(Submodel):
+    """One of the two models.
+
+    Attributes:
+        client: The name of the devices' model; None: the server's part of the large one.
+    """
+
+    client: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.client or "server"
+
+
+@dataclass(frozen=True)
+class Taught(Work):
+    """A device's training.
+
+    Attributes:
+        taught: Whether it has the server's logits.
+    """
+
+    taught: bool = False
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return "distil" if self.taught else "local"
+
+
+class Sides(Submodels):
+    """The devices' small model, and the large one without its stem.
+
+    Args:
+        task: The task, with the large model.
+        small: The task of a device: the same, with its small model.
+    """
+
+    def __init__(self, task: Task, small: Task) -> None:
+        super().__init__(task)
+        self.small = small
+
+    def build(self, submodel: Any) -> nn.Module:
+        """Build the small model, or the large one without its stem."""
+        if submodel.client:
+            return self.small.build()
+        model, parts = self.task.build(), self.task.parts
+        blocks = [model.get_submodule(path) for path in parts.blocks]
+        head = nn.Sequential(*(model.get_submodule(path) for path in parts.head))
+        return Staged(nn.Identity(), blocks, head)
+
+    def kept(self, submodel: Any) -> None:
+        """Nothing is cut by width."""
+        return
+
+    def slices(self, submodel: Any) -> View:
+        """Return the server's tensors for the server; devices see none of them."""
+        return whole({} if submodel.client else own_tensors(self.pattern(submodel)))
 
 
 class FedGKT(Method):
@@ -75,9 +136,11 @@ class FedGKT(Method):
         "features and logits, nothing hides the labels"
     )
     recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "tracked"}
+    submodel_type: type[Side] = Side
+    work_type: type[Taught] = Taught
 
     @dataclass(frozen=True)
-    class Options(Blur):
+    class Options(Method.Options, Blur):
         """Options of FedGKT.
 
         Attributes:
@@ -108,6 +171,8 @@ class FedGKT(Method):
             if not 0 < self.temperature < math.inf or not 0 <= self.alpha < math.inf:
                 raise ConfigError("method.temperature must be positive, method.alpha not negative")
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         task.classes_only("fedgkt")
@@ -125,53 +190,29 @@ class FedGKT(Method):
     # ---- the two models
 
     @cached_property
-    def main(self) -> Submodel:
-        """The server's part of the large model."""
-        return Submodel("server")
+    def submodels(self) -> Sides:
+        """The two models."""
+        small = self.task.named(self.options.client, self.options.client_args)
+        return Sides(self.task, small)
 
     @cached_property
-    def small(self) -> Submodel:
+    def small(self) -> Side:
         """The devices' model."""
-        return Submodel(self.options.client, {"part": "client"})
+        return Side(self.options.client)
 
-    @cached_property
-    def small_task(self) -> Task:
-        """The task of a device: the same, with its small model."""
-        return self.task.named(self.options.client, self.options.client_args)
-
-    def build(self, piece: Submodel) -> nn.Module:
-        """Build the small model, or the large one without its stem."""
-        if piece.cut:
-            return self.small_task.build()
-        model, parts = self.task.build(), self.parts
-        blocks = [model.get_submodule(path) for path in parts.blocks]
-        head = nn.Sequential(*(model.get_submodule(path) for path in parts.head))
-        return Staged(nn.Identity(), blocks, head)
-
-    @cached_property
-    def split(self) -> Anatomy:
-        """Where the small model's stem is."""
-        return self.small_task.anatomy(self.pattern(self.small))
-
-    @cached_property
+    @property
     def feature(self) -> torch.Size:
         """The shape of one sample's features."""
-        return hidden_shapes(self.small_task.build().eval(), self.split, self.task.drawn(2))[0]
-
-    def view(self, piece: Submodel) -> View:
-        """Return the server's tensors for the server; devices see none of them."""
-        if piece.size not in self._views:
-            own = {} if piece.cut else loop.own_tensors(self.pattern(piece))
-            self._views[piece.size] = whole(own)
-        return self._views[piece.size]
+        return self.submodels.small.hidden_shapes[0]
 
     def setup(self) -> State:
         """Return the large model's part, if it can take the small one's features."""
-        if self.feature != self.shapes[0]:
+        expected = self.task.hidden_shapes[0]
+        if self.feature != expected:
             raise ConfigError(
                 f"the stem of method.client = {self.options.client!r} gives features of shape "
                 f"{tuple(self.feature)}, and {self.task.model.name!r} takes "
-                f"{tuple(self.shapes[0])}; choose two models with the same stem"
+                f"{tuple(expected)}; choose two models with the same stem"
             )
         return super().setup()
 
@@ -179,70 +220,64 @@ class FedGKT(Method):
 
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Give a device its small model; with the server's logits once there are some."""
-        return self._plan(device, round_index, f"{LOGITS}/{device.id}" in state.memory)
+        return self._plan(device, round_index, f"{LOGITS}/{device.id}" in state.server_state)
 
-    def most(self, state: State, device: Device, round_index: int) -> Plan:
+    def plan_upper_bound(self, state: State, device: Device, round_index: int) -> Plan:
         """Return the plan of a device that gets the server's logits."""
         return self._plan(device, round_index, True)
 
     def _plan(self, device: Device, round_index: int, taught: bool) -> Plan:
-        (stage,) = self.stages(round_index)
-        stages = (replace(stage, name=TAUGHT if taught else ALONE),)
-        plan = Plan(device.id, round_index, device.group, self.small, stages)
-        return self.affordable(plan, device)
+        stage = replace(self.task.stage(round_index), work=Taught(taught))
+        return self.offer(device, round_index, self.small, stage)
 
-    def example(self, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
+    def example(self, submodel: Any, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
         """Return the shapes of a batch: samples, the server's logits beside them; targets."""
-        inputs, targets = super().example(stage, batch)
-        logits = torch.empty((batch, self.task.classes), device="meta")
-        return (inputs, logits) if stage.name == TAUGHT else (inputs,), targets
+        inputs, targets = super().example(submodel, stage, batch)
+        return (inputs, *([self._logits(batch)] if stage.work == Taught(True) else [])), targets
 
-    def flops_per_sample(self, piece: Submodel, stage: TrainingStage) -> int:
+    def _logits(self, rows: int) -> Tensor:
+        return torch.empty((rows, self.task.classes), device="meta")
+
+    def flops_per_sample(self, submodel: Submodel, stage: TrainingStage) -> int:
         """Return the FLOPs of training on a sample, and its part of the pass that sends it."""
         # A forward pass costs about a third of a training step.
-        return round(super().flops_per_sample(piece, stage) * (1 + 1 / (3 * stage.epochs)))
+        return round(super().flops_per_sample(submodel, stage) * (1 + 1 / (3 * stage.epochs)))
 
     # ---- what travels
 
-    def parcel(self, state: State, plan: Plan) -> Tensors:
+    def payload(self, state: State, plan: Plan) -> Tensors:
         """Return the server's logits for the device's samples, in the order it sent them in."""
-        if plan.stages[0].name == ALONE:
-            return {}
-        return {LOGITS: state.memory[f"{LOGITS}/{plan.device}"]}
+        taught = plan.stages[0].work == Taught(True)
+        return {LOGITS: state.server_state[f"{LOGITS}/{plan.device}"]} if taught else {}
 
-    def given(self, plan: Plan, samples: int) -> Tensors:
-        """Return the shape of the server's logits."""
-        if plan.stages[0].name == ALONE:
-            return {}
-        return {LOGITS: torch.empty((samples, self.task.classes), device="meta")}
-
-    def shared(self, plan: Plan, samples: int) -> Tensors:
-        """Return the shapes of what a device tells of all its samples."""
-        return {
-            FEATURES: torch.empty((samples, *self.feature), device="meta"),
-            LOGITS: torch.empty((samples, self.task.classes), device="meta"),
-            LABELS: torch.empty(samples, dtype=torch.int64, device="meta"),
-        }
-
-    def check(self, state: State, update: Update) -> None:
-        """Raise UpdateRefused also if a label is no class."""
-        super().check(state, update)
-        labels = update.shared[LABELS]
-        if not ((labels >= 0) & (labels < self.task.classes)).all():
-            raise UpdateRefused(f"'labels' holds numbers outside 0 to {self.task.classes - 1}")
+    def traffic(self, plan: Plan, samples: int) -> Traffic:
+        """Return the shapes of the server's logits, and of what a device tells of its samples."""
+        taught = plan.stages[0].work == Taught(True)
+        return Traffic(
+            down={LOGITS: self._logits(samples)} if taught else {},
+            up={
+                FEATURES: torch.empty((samples, *self.feature), device="meta"),
+                LOGITS: self._logits(samples),
+                LABELS: torch.empty(samples, dtype=torch.int64, device="meta"),
+            },
+            below={LABELS: self.task.classes},
+        )
 
     # ---- the device
 
-    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
         """Train the device's model, which stays with it; tell of its samples."""
         # What its owner froze is not remembered: it is as it was built.
-        start = {**loop.own_tensors(self.pattern(plan.piece)), **memory}
-        pupil = Pupil(shard.images, shard.labels, shard.rows, shard.transform, tensors.get(LOGITS))
-        lasting = recalled(memory) if self.options.optimizers == "run" else None
-        update = self.fit(plan, start, pupil, moments=lasting)
+        start = {**own_tensors(self.submodels.pattern(plan.submodel)), **device_state}
+        logits = tensors.get(LOGITS)
+        pupil = Pupil(shard.inputs, shard.labels, shard.rows, shard.transform, logits)
+        lasting = recalled(device_state) if self.options.optimizers == "run" else None
+        loss = partial(self.loss, plan.submodel, shard=pupil)
+        update = self.trainer.fit(plan, start, pupil, loss, moments=lasting)
         generator = rng.torch_generator(self.task.seed, "send", plan.round, plan.device)
-        told = self._tell(self.module(plan.piece), shard, generator)
-        return replace(update, tensors={}, memory={**update.tensors, **update.memory}, shared=told)
+        told = self._tell(self.submodels.module(plan.submodel), shard, generator)
+        kept = {**update.tensors, **update.device_state}
+        return replace(update, tensors={}, device_state=kept, sample_payload=told)
 
     @torch.no_grad()
     def _tell(
@@ -250,16 +285,16 @@ class FedGKT(Method):
     ) -> dict[str, Tensor]:
         """Return features, logits and labels of a device's samples, row n for sample n."""
         module.eval()
-        features, logits = [], []
+        features, logits, parts = [], [], self.submodels.small.parts
         for rows in torch.split(shard.rows, self.task.recipe.batch):
-            hidden = self.split.run_stem(module, shard.transform(shard.images[rows], generator))
+            hidden = parts.run_stem(module, shard.transform(shard.inputs[rows], generator))
             features.append(self.options.blur(hidden, generator))
-            later = self.split.run_head(module, self.split.run_blocks(module, hidden))
+            later = parts.run_head(module, parts.run_blocks(module, hidden))
             logits.append(self.options.blur(later, generator))
         told = {FEATURES: torch.cat(features), LOGITS: torch.cat(logits)}
         return {**told, LABELS: shard.labels[shard.rows]}
 
-    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
+    def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return a device's loss: cross entropy, and the distance from the server's logits."""
         options = self.options
         return partial(pupils_loss, alpha=options.alpha, temperature=options.temperature)
@@ -268,61 +303,66 @@ class FedGKT(Method):
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Train the large model on what came, all of it at once, and keep its logits."""
-        told = [(update.plan, update.shared) for update in updates]
+        told = [(update.plan, update.sample_payload) for update in updates]
         if not told:
             return state
-        round_index, options = told[0][0].round, self.options
-        joined = (torch.cat([shared[n] for _, shared in told]) for n in (FEATURES, LOGITS, LABELS))
+        joined = (torch.cat([rows[n] for _, rows in told]) for n in (FEATURES, LOGITS, LABELS))
         lesson = Gathered(*joined)
+        tensors, moments = self._taught(state, lesson, told[0][0].round)
+        sizes = [len(rows[LABELS]) for _, rows in told]
+        split = zip(told, torch.split(lesson.answers, sizes), strict=True)
+        answers = {f"{LOGITS}/{plan.device}": rows.clone() for (plan, _), rows in split}
+        server_state = {**state.server_state, **answers, **moments}
+        return replace(state, tensors=tensors, server_state=server_state)
+
+    def _taught(
+        self, state: State, lesson: Gathered, round_index: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the large model's tensors after training on a lesson, and its moments."""
+        options, copy = self.options, self.submodels.copy(self.main)
         recipe = replace(self.task.recipe, max_steps=None, proximal=0.0)
-        copy = self.copy(self.main)
         rate = recipe.lr_at(round_index, self.task.rounds)
         stage = copy.actual(TrainingStage(rate, options.server_epochs))
-        distil = options.server_distil
         loss = partial(
-            teachers_loss, alpha=options.alpha, temperature=options.temperature, distil=distil
+            teachers_loss,
+            alpha=options.alpha,
+            temperature=options.temperature,
+            distil=options.server_distil,
         )
         module = copy.load(state.tensors)
-        lasting = recalled(state.memory) if options.optimizers == "run" else None
+        lasting = recalled(state.server_state) if options.optimizers == "run" else None
         generator = rng.torch_generator(self.task.seed, "server", round_index)
         with rng.seeded(self.task.seed, "server dropout", round_index):
             ready = copy.ready(stage)
             train = partial(loop.fit, parameters=ready, moments=lasting)
             done = train(module, stage, lesson, recipe, generator, loss)
         moments = {f"{MOMENTS}{name}": tensor for name, tensor in (done.moments or {}).items()}
-        tensors = {name: tensor.detach().clone() for name, tensor in copy.tensors.items()}
-        sizes = [len(shared[LABELS]) for _, shared in told]
-        split = zip(told, torch.split(lesson.answers, sizes), strict=True)
-        answers = {f"{LOGITS}/{plan.device}": rows.clone() for (plan, _), rows in split}
-        return replace(state, tensors=tensors, memory={**state.memory, **answers, **moments})
+        return {name: t.detach().clone() for name, t in copy.tensors.items()}, moments
 
     # ---- what people run
 
-    def deploy(self, state: State) -> dict[str, Callable[[], nn.Module]]:
+    def deploy(self, state: State) -> dict[str, Deployed]:
         """Return every device's small model, alone and before the large one."""
-        owners: Mapping[str, int | None] = self.owners(state)
-        owners = owners or {"device any": None, f"device any{SERVED}": None}
+        numbers: list[int | None] = [*sorted(state.devices)]
         return {
-            size: partial(self._model, state, number, size.endswith(SERVED))
-            for size, number in owners.items()
+            f"device {'any' if number is None else number}{ending}": Deployed(
+                partial(self._model, state, number, ending == SERVED), number
+            )
+            for ending in ("", SERVED)
+            for number in numbers or [None]
         }
 
-    def owners(self, state: State) -> dict[str, int]:
-        """Return whose small model each begins with."""
-        numbers = sorted(state.devices)
-        return {f"device {n}{ending}": n for ending in ("", SERVED) for n in numbers}
-
     def _model(self, state: State, number: int | None, server: bool) -> nn.Module:
-        fresh = loop.own_tensors(self.pattern(self.small))
+        fresh = own_tensors(self.submodels.pattern(self.small))
         learned = {} if number is None else state.devices[number]
-        small = self.copy(self.small).load({**fresh, **learned})
+        small = self.submodels.copy(self.small).load({**fresh, **learned})
         if not server:
             return small
-        large = self.copy(self.main).load(state.tensors)
-        stem = [small.get_submodule(path) for path in self.split.stem]
+        large = self.submodels.copy(self.main).load(state.tensors)
+        stem = [small.get_submodule(path) for path in self.submodels.small.parts.stem]
         return nn.Sequential(*stem, large)
 
-    def headline(self, sizes: Mapping[str, float]) -> float:
+    def summary_metric(self, sizes: Mapping[str, float]) -> float:
         """Return the mean accuracy with the server."""
         found = [score for name, score in sizes.items() if name.endswith(SERVED)]
         return sum(found) / len(found)

@@ -33,29 +33,46 @@ of its samples, to the server and through it to other devices. `clip` and `noise
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, TrainingStage, Update
+from sizewise.exchange.plan import Plan, TrainingStage, Update, Work
 from sizewise.exchange.state import State
+from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors
-from sizewise.families.architectures import Architectures
 from sizewise.families.disclosure import Blur
 from sizewise.families.options import acts_only
 from sizewise.fleet.devices import Device
+from sizewise.methods.fedin.architectures import Architectures
+from sizewise.methods.fedin.intermediate import Lesson, ignore, joined, single
 from sizewise.steps.step import Loss
-from sizewise.training.intermediate import Lesson, ignore, joined, single
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
 EARLY, LATE = "features/in", "features/out"
-ALONE = "local"
-"""The name of a stage without other devices' features; with them it has that of its rule."""
+
+Rule = Literal["sum", "projection", "sequential", "none"]
+
+
+@dataclass(frozen=True)
+class Lessons(Work):
+    """How a device learns.
+
+    Attributes:
+        rule: How the gradients are joined; "none" is local training, without others' features.
+    """
+
+    rule: Rule = "none"
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return "local" if self.rule == "none" else self.rule
 
 
 class FedIN(Architectures):
@@ -67,6 +84,7 @@ class FedIN(Architectures):
         "reconstructed from them, see docs/methods/fedin.md; method.clip and method.noise blur them"
     )
     recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "tracked", "weighting": "equal"}
+    work_type: type[Lessons] = Lessons
 
     @dataclass(frozen=True)
     class Options(Architectures.Options, Blur):
@@ -78,7 +96,7 @@ class FedIN(Architectures):
             keep: Batches of pairs that the server keeps of each device.
         """
 
-        rule: Literal["sum", "projection", "sequential", "none"] = "sum"
+        rule: Rule = "sum"
         weight: float = 1.0
         keep: int = 1
 
@@ -94,11 +112,13 @@ class FedIN(Architectures):
             for name in ("weight", "keep", "clip", "noise"):
                 acts_only(self, name, "a method.rule other than 'none'", self.rule != "none")
 
+    options: Options
+
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         task.classes_only("fedin")
         # The two steps of this rule need different bytes.
-        self.steady = self.options.rule != "sequential"
+        self.constant_step_cost = self.options.rule != "sequential"
         if not self.options.aggregate:
             self.discloses -= {"weights"}
         if self.options.rule == "none":
@@ -109,56 +129,45 @@ class FedIN(Architectures):
 
     def plan(self, state: State, device: Device, round_index: int) -> Plan:
         """Give a device its model; with others' features once there are some."""
-        stages = (self.stage(self.chosen(device), round_index),)
+        stage = self.stage(round_index)
         if not _owners(state, device.id):
-            stages = (replace(stages[0], name=ALONE),)
-        return self._plan(device, round_index, stages)
+            stage = replace(stage, work=Lessons())
+        return self.offer(device, round_index, self.chosen(device), stage)
 
-    def most(self, state: State, device: Device, round_index: int) -> Plan:
+    def plan_upper_bound(self, state: State, device: Device, round_index: int) -> Plan:
         """Return the plan of a device that gets others' features."""
-        return self._plan(device, round_index, (self.stage(self.chosen(device), round_index),))
+        return self.offer(device, round_index, self.chosen(device), self.stage(round_index))
 
-    def _plan(self, device: Device, round_index: int, stages: tuple[TrainingStage, ...]) -> Plan:
-        piece = self.piece(stages[0].cut["model"])
-        return self.affordable(Plan(device.id, round_index, device.group, piece, stages), device)
+    def stage(self, round_index: int) -> TrainingStage:
+        """Return the one stage of a device that gets others' features."""
+        return replace(super().stage(round_index), work=Lessons(self.options.rule))
 
-    def stage(self, name: str, round_index: int) -> TrainingStage:
-        """Return the one stage of a device with this model that gets others' features."""
-        rule = ALONE if self.options.rule == "none" else self.options.rule
-        return replace(super().stage(name, round_index), name=rule, cut={"model": name})
-
-    def example(self, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
+    def example(self, submodel: Any, stage: TrainingStage, batch: int) -> tuple[Any, Any]:
         """Return the shapes of a batch: samples, others' features, those to be shared; targets."""
-        inputs, targets = super().example(stage, batch)
-        copies = (stage.name != ALONE) + (self.options.rule != "none")
+        inputs, targets = super().example(submodel, stage, batch)
+        copies = _learns_from_others(stage) + (self.options.rule != "none")
         features = (t for _ in range(copies) for t in self._pairs(batch).values())
         return (inputs, *features), targets
 
     # ---- what travels beside the model
 
-    @cached_property
-    def pair(self) -> tuple[Size, Size]:
-        """The shapes of a sample's s_in and s_out, the same for all devices."""
-        return self.between(self.main.size)
-
     def _pairs(self, rows: int) -> dict[str, Tensor]:
-        """Return so many pairs without data."""
-        shapes = zip((EARLY, LATE), self.pair, strict=True)
-        return {name: torch.empty((rows, *shape), device="meta") for name, shape in shapes}
+        """Return so many pairs without data; they have the same shapes on all devices."""
+        shapes = self.submodels.task_of(self.main).hidden_shapes
+        pair = zip((EARLY, LATE), (shapes[0], shapes[-1]), strict=True)
+        return {name: torch.empty((rows, *shape), device="meta") for name, shape in pair}
 
-    def given(self, plan: Plan, samples: int) -> Tensors:
-        """Return the shapes of the pairs that a device gets: as many as a batch has."""
-        return {} if plan.stages[0].name == ALONE else self._pairs(self.task.recipe.batch)
+    def traffic(self, plan: Plan, samples: int) -> Traffic:
+        """Return the shapes of pairs: a device gets and sends as many as a batch has."""
+        batch = self.task.recipe.batch
+        return Traffic(
+            down=self._pairs(batch) if _learns_from_others(plan.stages[0]) else {},
+            up={} if self.options.rule == "none" else self._pairs(min(samples, batch)),
+        )
 
-    def shared(self, plan: Plan, samples: int) -> Tensors:
-        """Return the shapes of the pairs that a device sends: those of a batch of full size."""
-        if self.options.rule == "none":
-            return {}
-        return self._pairs(min(samples, self.task.recipe.batch))
-
-    def parcel(self, state: State, plan: Plan) -> Tensors:
+    def payload(self, state: State, plan: Plan) -> Tensors:
         """Return pairs of other devices: each from a device, then a row, drawn uniformly."""
-        if plan.stages[0].name == ALONE:
+        if not _learns_from_others(plan.stages[0]):
             return {}
         owners, rows = _owners(state, plan.device), self.task.recipe.batch
         generator = rng.torch_generator(self.task.seed, "features", plan.round, plan.device)
@@ -166,37 +175,41 @@ class FedIN(Architectures):
         places = torch.rand(rows, generator=generator).tolist()
 
         def rows_of(name: str) -> Tensor:
-            stored = [state.memory[f"{name}/{owners[number]}"] for number in drawn]
+            stored = [state.server_state[f"{name}/{owners[number]}"] for number in drawn]
             return torch.stack([s[int(p * len(s))] for s, p in zip(stored, places, strict=True)])
 
         return {name: rows_of(name) for name in (EARLY, LATE)}
 
     # ---- the device
 
-    def train(self, plan: Plan, tensors: Tensors, shard: Shard, memory: Tensors) -> Update:
+    def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
         """Train the device's own model; send its ends and a batch of features."""
+        (stage,) = plan.stages
         lesson = Lesson(
-            shard.images,
+            shard.inputs,
             shard.labels,
             shard.rows,
             shard.transform,
             pairs=tuple(tensors[name] for name in (EARLY, LATE) if name in tensors),
-            apart=plan.stages[0].name == "sequential",
+            apart=stage.work == Lessons("sequential"),
             full=min(len(shard), self.task.recipe.batch),
         )
-        update = self.parted(self.fit(plan, self.start(plan.piece, tensors, memory), lesson))
+        start = self.start(plan.submodel, tensors, device_state)
+        loss = partial(self.loss, plan.submodel, shard=lesson)
+        update = self.parted(self.trainer.fit(plan, start, lesson, loss))
         if self.options.rule == "none":
             return update
         generator = rng.torch_generator(self.task.seed, "noise", plan.round, plan.device)
         seen = zip((EARLY, LATE), lesson.seen, strict=True)
-        return replace(update, shared={name: self.options.blur(t, generator) for name, t in seen})
+        told = {name: self.options.blur(rows, generator) for name, rows in seen}
+        return replace(update, sample_payload=told)
 
-    def objective(self, stage: TrainingStage, shard: Shard | None) -> Loss:
+    def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:
         """Return what a device minimises, and how its gradients are joined."""
         note = shard.note if isinstance(shard, Lesson) and self.options.rule != "none" else ignore
-        split, weight = self.split(stage.cut["model"]), self.options.weight
-        if stage.name in ("sum", "projection"):
-            project = stage.name == "projection"
+        split, weight = self.submodels.task_of(submodel).parts, self.options.weight
+        if stage.work in (Lessons("sum"), Lessons("projection")):
+            project = stage.work == Lessons("projection")
             return partial(joined, split=split, note=note, weight=weight, project=project)
         return partial(single, split=split, note=note, weight=weight)
 
@@ -204,22 +217,26 @@ class FedIN(Architectures):
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the mean of the ends, and a store with the newest pairs of each device."""
-        store = {n: t for n, t in state.memory.items() if n.startswith((EARLY, LATE))}
+        store = {n: t for n, t in state.server_state.items() if n.startswith((EARLY, LATE))}
 
         def stored() -> Iterator[Update]:
             for update in updates:
-                for name, rows in update.shared.items():
+                for name, rows in update.sample_payload.items():
                     key = f"{name}/{update.plan.device}"
                     known = [store[key]] if key in store else []
                     store[key] = torch.cat([*known, rows])[-self.options.keep * len(rows) :].clone()
                 yield update
 
         merged = super().merge(state, stored())
-        return replace(merged, memory={**merged.memory, **store})
+        return replace(merged, server_state={**merged.server_state, **store})
+
+
+def _learns_from_others(stage: TrainingStage) -> bool:
+    return stage.work != Lessons()
 
 
 def _owners(state: State, receiver: int) -> list[int]:
     """Return the devices whose pairs the server has, without the one that will get some."""
     prefix = f"{EARLY}/"
-    found = (int(n.removeprefix(prefix)) for n in state.memory if n.startswith(prefix))
+    found = (int(n.removeprefix(prefix)) for n in state.server_state if n.startswith(prefix))
     return sorted(number for number in found if number != receiver)

@@ -1,4 +1,4 @@
-"""Submodels: a model with fewer channels, fewer blocks, or both.
+"""Which submodels there are: fewer channels, fewer blocks, or both.
 
 A share is a fraction of the model's parameters, which grow with the square of the channels and with
 the number of blocks. So `width` keeps sqrt(share) of the channels; `depth` keeps the first blocks
@@ -8,29 +8,32 @@ their submodels; `published` has NeFL's tables (docs/methods/nefl.md).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sizewise.common.widths import scaled_to_heads
 from sizewise.errors import ConfigError
+from sizewise.exchange.plan import Submodel
 
 Scaling = Literal["width", "depth", "both"]
 
 
 @dataclass(frozen=True)
-class ScaledModel:
+class Scaled(Submodel):
     """What a submodel keeps.
 
     Attributes:
         width: Ratio of channels.
         blocks: Numbers of the blocks, ascending; None is all of them.
+        label: What people call it.
     """
 
     width: float = 1.0
     blocks: tuple[int, ...] | None = None
+    label: str = field(default="full", compare=False)
 
 
-def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> ScaledModel:
+def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> Scaled:
     """Return the submodel with about a share of the parameters.
 
     Args:
@@ -43,10 +46,10 @@ def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> ScaledMod
     kept = len(blocks) / max(1, sum(map(len, stages)))
     # Where more blocks had to stay than were meant to, there are fewer channels instead.
     width = 1.0 if scaling == "depth" else math.sqrt(share / max(deep, kept))
-    return ScaledModel(width, blocks if 0 < kept < 1 else None)
+    return Scaled(width, blocks if 0 < kept < 1 else None)
 
 
-def published(model: str, scaling: Scaling) -> list[ScaledModel]:
+def published(model: str, scaling: Scaling) -> list[Scaled]:
     """Return NeFL's submodels of a network, smallest first; the last is the network itself.
 
     Raises:
@@ -66,9 +69,9 @@ def published(model: str, scaling: Scaling) -> list[ScaledModel]:
     heads = _HEADS.get(model)
     found = [(math.sqrt(share), _blocks(kept)) for share, kept in tables[scaling][model]]
     if heads is None:
-        return [ScaledModel(width, blocks) for width, blocks in found]
+        return [Scaled(width, blocks) for width, blocks in found]
     # The embedding is a multiple of the heads, and all else in proportion to what it is then.
-    return [ScaledModel(scaled_to_heads(heads[0], w, heads[1]) / heads[0], kept) for w, kept in found]
+    return [Scaled(scaled_to_heads(heads[0], w, heads[1]) / heads[0], kept) for w, kept in found]
 
 
 def _blocks(kept: str) -> tuple[int, ...] | None:
