@@ -50,7 +50,7 @@ def main() -> None:
     best = dict.fromkeys(work, float("inf"))
     for _ in range(chosen.repeats):
         for name, (method, plan) in work.items():
-            tensors = cut(method.setup().tensors, method.view(plan.piece))
+            tensors = cut(method.setup().tensors, method.submodels.view(plan.submodel))
             start = time.perf_counter()
             method.train(plan, tensors, shard, {})
             best[name] = min(best[name], time.perf_counter() - start)

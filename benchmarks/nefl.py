@@ -27,7 +27,7 @@ from sizewise.methods.nefl import NeFL
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import training_step
 from sizewise.surgery.step_sizes import Branch, StepSize
-from sizewise.surgery.submodels import ScaledModel, published
+from sizewise.methods.nefl.scaling import Scaled, published
 from sizewise.training.task import ModelConfig, Task
 
 IMAGE, BATCH, CLASSES = (3, 16, 16), 32, 10
@@ -73,7 +73,7 @@ class Case:
 def times_zero(method: NeFL, kept: Sequence[int]) -> nn.Module:
     """Return the full model whose dropped blocks run for nothing, as in the public code."""
     model = method.task.build()
-    for number, path in enumerate(method.parts.blocks):
+    for number, path in enumerate(method.task.parts.blocks):
         block = model.get_submodule(path)
         for name, part in list(block.named_modules()):
             if isinstance(part, Branch):
@@ -82,15 +82,15 @@ def times_zero(method: NeFL, kept: Sequence[int]) -> nn.Module:
     return model
 
 
-def measure(method: NeFL, chosen: Sequence[ScaledModel], repeats: int, steps: int) -> list[str]:
+def measure(method: NeFL, chosen: Sequence[Scaled], repeats: int, steps: int) -> list[str]:
     """Return a model's rows of the table."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn((BATCH, *IMAGE), generator=generator)
     labels = torch.randint(0, CLASSES, (BATCH,), generator=generator)
-    (stage,) = method.stages(0)
-    every = tuple(range(len(method.parts.blocks)))
+    stage = method.task.stage(0)
+    every = tuple(range(len(method.task.parts.blocks)))
     kept = [every if submodel.blocks is None else submodel.blocks for submodel in chosen]
-    ours = [Case(method.build(Submodel(f"{b}", {"blocks": list(b)}))) for b in kept]
+    ours = [Case(method.submodels.build(Submodel(f"{b}", {"blocks": list(b)}))) for b in kept]
     theirs = [Case(times_zero(method, blocks)) for blocks in kept[:-1]]
     for turn in range(1 + repeats):
         for case in (*ours, *theirs):

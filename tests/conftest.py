@@ -10,8 +10,8 @@ import torch
 
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.families.base import Method

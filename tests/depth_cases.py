@@ -13,7 +13,8 @@ from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
-from sizewise.families.depthwise import Depthwise, _in_order
+from sizewise.methods.fedepth import FeDepth
+from sizewise.methods.fedepth.schedule import in_order
 from sizewise.models.common import chain
 from sizewise.models.preresnet import PreActivationBlock
 from sizewise.steps.recipe import Recipe
@@ -102,7 +103,7 @@ def make_task(
 def make_runner(method: Method) -> DeviceRunner:
     """Return a runner with three devices of 12, 9 and 15 samples."""
     generator = torch.Generator().manual_seed(0)
-    image = method.task.image
+    image = method.task.input_shape
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(count) % CLASSES
@@ -116,7 +117,7 @@ def make_runner(method: Method) -> DeviceRunner:
 
 
 def plan_for(
-    method: Depthwise,
+    method: FeDepth,
     runs: Sequence[tuple[int, int]],
     *,
     device: int = 0,
@@ -125,15 +126,16 @@ def plan_for(
     budget: int | None = None,
 ) -> Plan:
     """Return the plan of a device with these runs of blocks, whatever they cost."""
-    schedule = _in_order([method._run(None, start, stop, bypassed) for start, stop in runs])
-    (whole,) = method.stages(round_index)
+    run = method.scheduler.run
+    schedule = in_order([run(None, start, stop, bypassed) for start, stop in runs])
+    whole = method.task.stage(round_index)
     stages = tuple(replace(s, lr=whole.lr, epochs=whole.epochs) for s in schedule.stages)
-    return Plan(device, round_index, "some", schedule.piece, stages, budget)
+    return Plan(device, round_index, "some", schedule.submodel, stages, budget)
 
 
-def start(method: Depthwise, *plans: Plan) -> State:
+def start(method: FeDepth, *plans: Plan) -> State:
     """Return the state of a server that has all ways out that some plans need."""
-    return method.extended(method.setup(), [plan.piece for plan in plans])
+    return method.submodels.extended(method.setup(), [plan.submodel for plan in plans])
 
 
 def train(runner: DeviceRunner, state: State, plan: Plan) -> Update:
@@ -143,6 +145,6 @@ def train(runner: DeviceRunner, state: State, plan: Plan) -> Update:
     return update
 
 
-def whole_peak(method: Depthwise) -> int:
+def whole_peak(method: FeDepth) -> int:
     """Return the bytes of training the whole model at once."""
-    return method._peak(method._regular(0))
+    return method.scheduler.peak(method.scheduler.regular(0))

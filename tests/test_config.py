@@ -243,7 +243,7 @@ def test_method_is_made_for_the_data(dataset: Dataset) -> None:
     assert isinstance(method, FedAvg)
     assert method.options == FedAvg.Options(width=0.5)
     task = method.task
-    assert (task.image, task.classes, task.seed, task.rounds) == ((1, 4, 4), 3, 3, 9)
+    assert (task.input_shape, task.classes, task.seed, task.rounds) == ((1, 4, 4), 3, 3, 9)
     assert (task.budgets, task.ratios) == ((None,), ())
 
 

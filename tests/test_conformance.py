@@ -7,8 +7,8 @@ What needs no method, or only one, is with what it tests:
     residual streams          test_cutting.py, test_cut_equals_masked
     static batch norm         test_norms.py, test_recalibration_is_the_mean_of_batch_statistics
     batch statistics          test_norms.py, test_batch_policy_depends_on_the_batch_in_evaluation
-    FedIN                     test_intermediate.py and methods/test_fedin.py
-    FedGKT                    test_transfer.py, test_teacher_logits_are_matched_by_sample
+    FedIN                     test_fedin_intermediate.py and test_fedin.py
+    FedGKT                    test_fedgkt_transfer.py, test_teacher_logits_are_matched_by_sample
 
 Below them are promises that all these methods share.
 """
@@ -31,9 +31,9 @@ from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines import Engine
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut, grid
@@ -76,12 +76,12 @@ def test_one_device_alone_puts_its_bits_where_they_belong(
     state = runner.method.setup()
     update = runner.train(state, runner.method.plan(state, devices_of(task)[0], 0))
     assert isinstance(update, Update)
-    assert update.plan.piece.size == "width 0.5"
+    assert update.plan.submodel.label == "width 0.5"
     merged = runner.method.merge(state, [update]).tensors
     expected = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    for local, slot in runner.method.view(update.plan.piece).items():
-        index = ... if slot.index is None else grid(slot.index, expected[slot.name].shape)
-        expected[slot.name][index] = update.tensors[local]
+    for local, place in runner.method.submodels.view(update.plan.submodel).items():
+        index = ... if place.index is None else grid(place.index, expected[place.name].shape)
+        expected[place.name][index] = update.tensors[local]
     assert all(torch.equal(merged[name], expected[name]) for name in expected)
     assert not torch.equal(merged["head.linear.weight"], state.tensors["head.linear.weight"])
 
@@ -111,8 +111,8 @@ def test_every_channel_is_trained_as_often(make_task: Tasks) -> None:
     seen = {name: torch.zeros(len(state.tensors[name])) for name in state.tensors}
     for round_index in range(8):
         plan = method.plan(state, Device(0, "any"), round_index)
-        for slot in method.view(plan.piece).values():
-            seen[slot.name][slot.index[0] if slot.index else ...] += 1
+        for place in method.submodels.view(plan.submodel).values():
+            seen[place.name][place.index[0] if place.index else ...] += 1
     assert (seen["stem.linear.bias"] == 3).all()  # Of 8 channels, ceil(3) in 8 rounds.
     assert (seen["blocks.0.linear.bias"] == 4).all()  # Of 4 channels, ceil(1.5) in twice 4.
     assert (seen["head.bias"] == 8).all()
@@ -187,7 +187,7 @@ def test_bases_are_trained_equally_often(make_task: Tasks) -> None:
         patch.setattr(SplitMix, "quota", lambda self, device: 1)
         for round_index in range(16):  # 48 turns, 12 times through the deck.
             for device in fleet.sample(0, round_index):
-                counts.update(method.plan(state, device, round_index).piece.cut["bases"])
+                counts.update(method.plan(state, device, round_index).submodel.numbers)
     assert counts == dict.fromkeys(range(4), 12)
 
 
@@ -203,19 +203,21 @@ def test_ensemble_is_the_mean_of_as_many_logits_as_the_ratio_holds(make_task: Ta
         logits.append(module.eval()(images))
     sizes = method.deploy(state)
     assert list(sizes) == ["1 of width 0.25", "2 of width 0.25", "4 of width 0.25"]
-    for (size, build), count in zip(sizes.items(), (1, 2, 4), strict=True):
+    for (size, model), count in zip(sizes.items(), (1, 2, 4), strict=True):
         assert size.startswith(f"{count} ")
         expected = torch.stack(logits[:count]).mean(0)
-        torch.testing.assert_close(build().eval()(images), expected)
+        torch.testing.assert_close(model.fill().eval()(images), expected)
 
 
 def test_untouched_bases_are_unchanged(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
-    method = SplitMix(make_task("cnn", shares=(0.25, 0.5)), SplitMix.Options(0.25, "ratio"))
+    method = SplitMix(
+        make_task("cnn", shares=(0.25, 0.5)), SplitMix.Options(atom=0.25, assign="ratio")
+    )
     state, runner = method.setup(), DeviceRunner(method, dataset, partition)
     plan = method.plan(state, devices_of(method.task)[1], 0)
-    (first, second) = plan.piece.cut["bases"]
+    (first, second) = plan.submodel.numbers
     merged = method.merge(state, [runner.train(state, plan)]).tensors  # type: ignore[list-item]
     for name, tensor in state.tensors.items():
         trained = name.split(".")[1] in (str(first), str(second))
@@ -224,13 +226,14 @@ def test_untouched_bases_are_unchanged(
 
 def test_all_layers_of_a_pass_share_one_width(make_task: Tasks) -> None:
     method = FjORD(make_task("cnn", {"layers": [4, 8, 4]}), FjORD.Options(widths=(0.25, 0.5, 1)))
-    module = method.module(method.trainee(1.0)).train()
+    submodel = method.trainee(1.0)
+    module = method.submodels.module(submodel).train()
     seen: list[int] = []
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[1]))
     labels, shard = torch.tensor([0, 1]), Shard(*[torch.zeros(1)] * 3, Transform("none", (), ()))
-    loss = method.objective(method.stages(0)[0], shard)
+    loss = method.loss(submodel, method.task.stage(0), shard)
     drawn = Counter[tuple[int, ...]]()
     for _ in range(60):
         seen.clear()
@@ -308,14 +311,14 @@ def test_mixed_budgets(case: str, make_task: Tasks, dataset: Dataset, partition:
         merged, updates = do_round(runner, state, round_index)
         covered = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.tensors.items()}
         for update in updates:
-            view = method.view(update.plan.piece)
+            view = method.submodels.view(update.plan.submodel)
             assert update.tensors.keys() == view.keys()
-            for slot in view.values():
-                index = ... if slot.index is None else grid(slot.index, covered[slot.name].shape)
-                covered[slot.name][index] = True
+            for place in view.values():
+                index = ... if place.index is None else grid(place.index, covered[place.name].shape)
+                covered[place.name][index] = True
             budget = update.plan.budget
             assert math.isfinite(update.loss)
-            assert (budget is None) == method.ignores_budgets
+            assert (budget is None) == method.options.ignores_budgets
             assert update.peak_bytes <= update.plan.predicted  # type: ignore[operator]
             assert budget is None or update.plan.predicted <= budget  # type: ignore[operator]
         assert merged.tensors.keys() == state.tensors.keys()
@@ -325,9 +328,9 @@ def test_mixed_budgets(case: str, make_task: Tasks, dataset: Dataset, partition:
             assert torch.equal(tensor[~mask], old[~mask]), tensor_name
         state = merged
     assert list(method.deploy(state)) == sizes
-    for piece, build in zip(method.pieces(state), method.deploy(state).values(), strict=True):
-        own = build().state_dict()
-        for local, tensor in cut(state.tensors, method.view(piece)).items():
+    for submodel, model in zip(method.sizes(state), method.deploy(state).values(), strict=True):
+        own = model.fill().state_dict()
+        for local, tensor in cut(state.tensors, method.submodels.view(submodel)).items():
             assert torch.equal(own[local], tensor)
     scores = LocalEngine(runner).evaluate(state)
     assert list(scores) == sizes
@@ -372,7 +375,9 @@ def test_the_number_of_workers_does_not_change_a_bit(
     for name in ("one", "two"):
         folder = RunFolder.create(tmp_path / name, config)
         partitions.save(setting.partition, folder.partition)
-        engine: Engine = LocalEngine(DeviceRunner(setting.method, setting.dataset, setting.partition))
+        engine: Engine = LocalEngine(
+            DeviceRunner(setting.method, setting.dataset, setting.partition)
+        )
         if name == "two":
             pool.open(config, setting.method, setting.dataset, str(folder.partition))
             engine = pool

@@ -4,7 +4,7 @@ What needs no method is with what it tests:
 
     decompositions           test_accounting.py, test_decompositions_of_fedepth
     the toy example          test_packing.py, test_toy_example_of_fedepth
-    those of a method        test_depthwise.py, test_decompositions_of_the_paper
+    those of a method        test_fedepth_schedule.py, test_decompositions_of_the_paper
     the formula for M models test_fedepth.py, test_mutual_loss_by_hand
 """
 
@@ -21,8 +21,8 @@ from sizewise.families.base import Method
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedepth import FeDepth
+from sizewise.methods.fedepth.blocks import Blocks, Run, skip_link
 from sizewise.methods.m_fedepth import MFeDepth
-from sizewise.surgery.blockwise import Blocks, skip_link
 
 
 def rounds(method: Method, budget: int | None) -> State:
@@ -88,8 +88,8 @@ def test_the_link_leads_to_64_channels_of_8_by_8(channels: int, side: int, zeros
 
 def test_the_link_of_preresnet20_is_that_one() -> None:
     fedepth = FeDepth(make_task("preresnet20", image=(3, 32, 32)))
-    assert tuple(fedepth.shapes[-1]) == (64, 8, 8)
-    kinds = [tuple(shape) for shape in dict.fromkeys(fedepth.shapes)]
+    assert tuple(fedepth.task.hidden_shapes[-1]) == (64, 8, 8)
+    kinds = [tuple(shape) for shape in dict.fromkeys(fedepth.task.hidden_shapes)]
     assert kinds == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
 
 
@@ -99,7 +99,7 @@ def test_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> None:
     plan = plan_for(fedepth, [(0, 1), (1, 2), (2, 3)][:stages])
     state = start(fedepth, plan)
     update = train(make_runner(fedepth), state, plan)
-    own = fedepth.module(plan.piece).state_dict()
+    own = fedepth.submodels.module(plan.submodel).state_dict()
     for number in range(4):
         for name, tensor in state.tensors.items():
             if name.startswith(f"blocks.{number}."):
@@ -110,13 +110,15 @@ def test_a_stage_leaves_later_blocks_as_they_were_received(stages: int) -> None:
 
 def test_only_the_first_model_is_sent() -> None:
     fedepth = FeDepth(make_task(), FeDepth.Options(models=3))
-    schedule = fedepth._regular(2)
-    plan = Plan(0, 0, "rich", schedule.piece, (replace(schedule.stages[0], lr=0.05),))
+    schedule = fedepth.scheduler.regular(2)
+    plan = Plan(0, 0, "rich", schedule.submodel, (replace(schedule.stages[0], lr=0.05),))
     state = fedepth.setup()
-    assert fedepth.view(plan.piece).keys() == {f"model.{name}" for name in state.tensors}
+    assert fedepth.submodels.view(plan.submodel).keys() == {
+        f"model.{name}" for name in state.tensors
+    }
     update = train(make_runner(fedepth), state, plan)
-    assert update.tensors.keys() == fedepth.view(plan.piece).keys()
-    assert update.memory.keys() == {
+    assert update.tensors.keys() == fedepth.submodels.view(plan.submodel).keys()
+    assert update.device_state.keys() == {
         f"peers.{number}.{name}" for number in (0, 1) for name in state.tensors
     }
     assert fedepth.merge(state, [update]).tensors.keys() == state.tensors.keys()
@@ -125,20 +127,22 @@ def test_only_the_first_model_is_sent() -> None:
 def test_a_model_learns_from_the_other_not_the_other_way_round() -> None:
     # Where the other is sure and it is not, KL(other || self) pulls hard, KL(self || other) not.
     fedepth = FeDepth(make_task())
-    schedule = fedepth._regular(1)
+    schedule = fedepth.scheduler.regular(1)
     (stage,) = schedule.stages
-    whole: Any = fedepth.copy(schedule.piece).module
+    whole: Any = fedepth.submodels.copy(schedule.submodel).module
     logits = {"model": torch.tensor([[0.0, 0.0, 0.0]]), "peer": torch.tensor([[4.0, 0.0, -4.0]])}
     own, other = (value.requires_grad_() for value in logits.values())
-    blocks = Blocks.read(stage.cut["blocks"])
+    assert isinstance(stage.work, Run)
+    blocks = stage.work.blocks
+    assert blocks is not None
 
     class Given:
-        peers = whole.peers
+        model, peers = whole.model, whole.peers
 
-        def __call__(self, inputs: object, blocks: Blocks, model: object = None) -> torch.Tensor:
-            return own if model is None else other
+        def __call__(self, inputs: object, blocks: Blocks, model: object) -> torch.Tensor:
+            return own if model is whole.model else other
 
-    loss: Any = fedepth.objective(stage, None)
+    loss: Any = fedepth.loss(schedule.submodel, stage, None)
     assert blocks.learn == (0, 1, 2, 3)
     loss(Given(), torch.empty(1), torch.tensor([0])).backward()
     p, q = other.detach().softmax(1), own.detach().softmax(1)

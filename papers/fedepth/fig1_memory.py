@@ -46,8 +46,8 @@ def tasks(scale: str, batch: int) -> dict[str, Task]:
 def bars(task: Task) -> list[Bar]:
     """Return the whole model and each of its blocks."""
     method = FeDepth(task)
-    inputs = torch.empty((task.recipe.batch, *task.image), device="meta")
-    counted = accounting.summary(task.build(), inputs, method.parts)
+    inputs = torch.empty((task.recipe.batch, *task.input_shape), device="meta")
+    counted = accounting.summary(task.build(), inputs, method.task.parts)
     (whole,) = method.stages(0)
     found = [Bar("whole", asdict(method.footprint(method.main, whole)), counted.total)]
     for number, paper in enumerate(counted.blocks):
@@ -55,7 +55,7 @@ def bars(task: Task) -> list[Bar]:
         # norms do not look at the batch, run on an eighth of it at a time.
         schedule = method._run(0, number, number + 1, ())
         (stage,) = schedule.stages
-        parts = asdict(method.footprint(schedule.piece, stage))
+        parts = asdict(method.footprint(schedule.submodel, stage))
         found.append(Bar(f"block {number + 1}", parts, paper))
     return found
 

@@ -17,11 +17,11 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from sizewise.errors import BudgetTooSmall
-from sizewise.families.depthwise import Schedule
+from sizewise.methods.fedepth.schedule import Schedule
 from sizewise.memory.packing import pack_blocks
 from sizewise.methods.fedepth import FeDepth
 from sizewise.runs import preparation
-from sizewise.surgery.blockwise import Blocks
+from sizewise.methods.fedepth.blocks import Blocks
 from sizewise.training.task import Task
 
 RATIOS = ("1/8", "1/6", "1/3", "1/2", "1", "7/6", "2")
@@ -51,7 +51,7 @@ def row(method: FeDepth, ratio: str, budget: int | None) -> Row:
         schedule = method.schedule(float(Fraction(ratio)) if budget is None else budget)
     except BudgetTooSmall:
         return Row(ratio, budget, (), 0)
-    return Row(ratio, budget, *_runs(schedule, len(method.parts.blocks)))
+    return Row(ratio, budget, *_runs(schedule, len(method.task.parts.blocks)))
 
 
 def _runs(schedule: Schedule, blocks: int) -> tuple[tuple[tuple[int, ...], ...], int]:

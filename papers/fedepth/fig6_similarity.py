@@ -56,7 +56,7 @@ def clients(setting: Setting) -> Iterator[nn.Module]:
         outcome = runner.train(state, plan)
         if not isinstance(outcome, Update):
             raise SystemExit(outcome.reason)
-        yield method.copy(plan.piece).load({**state.tensors, **outcome.tensors})
+        yield method.submodels.copy(plan.submodel).load({**state.tensors, **outcome.tensors})
 
 
 @torch.no_grad()

@@ -31,8 +31,8 @@ def main() -> None:
     task = shared.task(shared.IMAGE[scale], BATCH)
     method, widthwise = FeDepth(task), Widthwise(task)
     tracked = FeDepth(replace(task, recipe=replace(task.recipe, norm="tracked")))
-    inputs = torch.empty((BATCH, *task.image), device="meta")
-    counted = accounting.summary(task.build(), inputs, method.parts)
+    inputs = torch.empty((BATCH, *task.input_shape), device="meta")
+    counted = accounting.summary(task.build(), inputs, method.task.parts)
 
     def row(name: str, published: float, *ours: float) -> str:
         cells = [f"{published:.2f}" if scale == "paper" else "-"]
@@ -46,12 +46,12 @@ def main() -> None:
     for number, (published, ours) in enumerate(zip(BLOCKS, counted.blocks, strict=True)):
         peaks = (block_peak(method, number), block_peak(tracked, number))
         lines.append(row(f"block {number + 1}", published, ours, *peaks))
-    (stage,) = method.stages(0)
-    whole = [m.footprint(m.main, stage).peak for m in (method, tracked)]
+    stage = method.task.stage(0)
+    whole = [m.peak(m.main, stage) for m in (method, tracked)]
     lines.append(row("whole", WHOLE, counted.total, *whole))
     for width, published in WIDTHS.items():
         ratio = float(Fraction(width))
-        peak = widthwise.footprint(widthwise.piece(ratio), stage).peak
+        peak = widthwise.peak(widthwise.piece(ratio), stage)
         lines.append(row(f"width {width}", published, counted.total * ratio, peak))
     shared.write(lines, shared.HERE / f"table1.{scale}.md")
 
@@ -60,7 +60,7 @@ def block_peak(method: FeDepth, number: int) -> int:
     """Return the predicted peak of training one block and the head."""
     # A budget of nothing makes it save what it can.
     schedule = method._run(0, number, number + 1, ())
-    return max(method.footprint(schedule.piece, stage).peak for stage in schedule.stages)
+    return max(method.peak(schedule.submodel, stage) for stage in schedule.stages)
 
 
 if __name__ == "__main__":

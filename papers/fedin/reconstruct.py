@@ -134,10 +134,10 @@ def main() -> None:
     for name, options in SETTINGS.items():
         method = FedIN(runner.method.task, FedIN.Options(**options))
         (update,) = trained(replace(runner, method=method), state, ROUNDS, range(VICTIM, VICTIM + 1))
-        stem = method.build(update.plan.piece).stem  # type: ignore[union-attr]
+        stem = method.submodels.build(update.plan.submodel).stem  # type: ignore[union-attr]
         sent = {n.removeprefix("stem."): t for n, t in update.tensors.items() if n[:5] == "stem."}
         stem.load_state_dict(sent)  # type: ignore[union-attr]
-        features = update.shared[EARLY]
+        features = update.sample_payload[EARLY]
         clip = options.get("clip")
         found = attack(stem, features, runner.dataset.shape, bounds, clip)  # type: ignore[arg-type]
         rows[name] = found

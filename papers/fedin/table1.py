@@ -47,7 +47,7 @@ def main() -> None:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(torch.zeros(1, *IMAGE[scale]))
         state = chosen.setup()
-        plans = {rule: one.most(state, Device(0, "any"), 0) for rule, one in methods.items()}
+        plans = {rule: one.plan_upper_bound(state, Device(0, "any"), 0) for rule, one in methods.items()}
         cells = [letter.upper(), str(repeats), str(CLIENTS[letter])]
         cells += [f"{sum(p.numel() for p in parameters.values()):,}", f"{ends:,}"]
         cells += [f"{counter.get_total_flops() / 2e6:,.1f}"]

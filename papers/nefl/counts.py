@@ -17,8 +17,8 @@ import shared
 
 from sizewise.methods.nefl import NeFL
 from sizewise.steps.recipe import Recipe
-from sizewise.surgery import submodels
-from sizewise.surgery.submodels import Scaling
+from sizewise.methods.nefl import scaling
+from sizewise.methods.nefl.scaling import Scaling
 from sizewise.training.task import ModelConfig, Task
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
@@ -57,7 +57,7 @@ def rows(model: str) -> list[str]:
     label, image, args = MODELS[model]
     recipe = Recipe(batch=32, momentum=0.0, weight_decay=0.0, norm="tracked")
     method = NeFL(Task(ModelConfig(model, args), recipe, image, classes=10))
-    (stage,) = method.stages(0)
+    stage = method.task.stage(0)
     whole = sum(parameter.numel() for parameter in method._sketch({}).parameters())
     lines, known = [], {}
     for scaling in FAMILIES.get(model, ("width", "depth", "both")):
@@ -74,7 +74,7 @@ def rows(model: str) -> list[str]:
                     cost.footprint.peak,
                 )
             parameters, work, peak = known[submodel]
-            kept = len(method.parts.blocks if submodel.blocks is None else submodel.blocks)
+            kept = len(method.task.parts.blocks if submodel.blocks is None else submodel.blocks)
             cells = (
                 f"{label} {LETTERS[scaling]}{number + 1}",
                 f"{submodel.width:.3f}",

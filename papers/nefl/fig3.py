@@ -53,7 +53,7 @@ def submodels(folder: Path) -> dict[str, tuple[NeFL, Submodel, State]]:
         pieces = [Submodel(entry["size"], entry["cut"]) for entry in listed]
     else:
         pieces = list(method.submodels)
-    return {piece.size: (method, piece, State(tensors)) for piece in pieces}
+    return {piece.label: (method, piece, State(tensors)) for piece in pieces}
 
 
 def step_sizes(module: nn.Module) -> dict[str, float]:
@@ -118,7 +118,7 @@ def main() -> None:
     steps: Table = {}
     norms: Table = {}
     for size, (method, piece, state) in submodels(chosen.run).items():
-        module = method.filled(piece, state)
+        module = method.submodels.filled(piece, state)
         steps[size], norms[size] = step_sizes(module), weights(module)
     panels = {"step size": (steps, ".3f"), "mean absolute weight": (norms, ".5f")}
     panels = {label: pair for label, pair in panels.items() if any(pair[0].values())}

@@ -22,18 +22,18 @@ def row(model: str, scale: str) -> str:
     task = shared.task(model, scale)
     module = task.build()
     weights = 4 * sum(parameter.numel() for parameter in module.parameters())
-    images = torch.empty((shared.BATCH, *task.image), device="meta")
+    images = torch.empty((shared.BATCH, *task.input_shape), device="meta")
     counted = accounting.hooks(module, images)
     # By the paper's accounting, gradients of weights are as large as these, all alive together.
     paper = [f"{100 * part / counted:.1f}" for part in (weights, weights, counted - 2 * weights)]
     method = Method(task)
-    (stage,) = method.stages(0)
+    stage = method.task.stage(0)
     real = method.footprint(method.main, stage)
     others = real.optimizer_state + real.batch + real.workspace
     parts = (real.parameters, real.gradients, real.activations, others)
     step = [f"{100 * part / real.peak:.1f}" for part in parts]
     cells = [f"{counted / MIB:.1f}", *paper, f"{real.peak / MIB:.1f}", *step]
-    return f"| {model}, {task.image[1]}x{task.image[2]} | {' | '.join(cells)} |"
+    return f"| {model}, {task.input_shape[1]}x{task.input_shape[2]} | {' | '.join(cells)} |"
 
 
 def main() -> None:

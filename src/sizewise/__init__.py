@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
     from sizewise.exchange.coverage_mean import CoverageMean
-    from sizewise.exchange.plan import Plan, Refusal, Submodel, TrainingStage, Update
+    from sizewise.exchange.plan import Plan, Refusal, Submodel, TrainingStage, Update, Work
     from sizewise.exchange.state import State
+    from sizewise.exchange.traffic import Traffic
     from sizewise.exchange.view import TensorSlice, View
-    from sizewise.families.base import Method
+    from sizewise.families.base import Deployed, Method
+    from sizewise.families.submodels import Submodels, Width
     from sizewise.fleet.devices import Device, Fleet
     from sizewise.memory.prediction import Footprint, Meter, OutOfBudget, predict
     from sizewise.runs import deployment, session
@@ -35,10 +37,12 @@ _HOMES = {
     "fleet.devices": ("Device", "Fleet"),
     "memory.prediction": ("Footprint", "Meter", "OutOfBudget", "predict"),
     "exchange.coverage_mean": ("CoverageMean",),
-    "families.base": ("Method",),
-    "exchange.plan": ("Submodel", "Plan", "Refusal", "TrainingStage", "Update"),
+    "families.base": ("Deployed", "Method"),
+    "families.submodels": ("Submodels", "Width"),
+    "exchange.plan": ("Plan", "Refusal", "Submodel", "TrainingStage", "Update", "Work"),
     "steps.recipe": ("Recipe",),
     "exchange.state": ("State",),
+    "exchange.traffic": ("Traffic",),
     "exchange.view": ("TensorSlice", "View"),
 }
 
@@ -47,6 +51,7 @@ __all__ = [
     "BudgetTooSmall",
     "Config",
     "CoverageMean",
+    "Deployed",
     "Device",
     "Federation",
     "FinishedRun",
@@ -62,10 +67,14 @@ __all__ = [
     "Staged",
     "State",
     "Submodel",
+    "Submodels",
     "TensorSlice",
+    "Traffic",
     "TrainingStage",
     "Update",
     "View",
+    "Width",
+    "Work",
     "anatomy",
     "deployment",
     "federate",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sizewise.common.structure import Bytes, build, format_bytes, nearest, parse_bytes, plain
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel, Plan, TrainingStage
+from sizewise.exchange.plan import Plan, Submodel, TrainingStage
 
 UNITS = {"": 1, "B": 1, "k": 10**3, "KB": 10**3, "MB": 10**6, "mb": 10**6, "GB": 10**9}
 BINARY = {"KiB": 2**10, "MiB": 2**20, "mib": 2**20, "GiB": 2**30}

@@ -84,7 +84,7 @@ def test_heads_and_concatenations_keep_their_own_entries(
 ) -> None:
     task, trained = given(make_task(*model), tmp_path)
     state = small.Small(task, small.Small.Options(width=0.5)).setup()
-    channels = trace(trained, torch.empty((2, *task.image), device="meta"))
+    channels = trace(trained, torch.empty((2, *task.input_shape), device="meta"))
     expected = shrinking.shrink(trained, channels, selection.keep_like(channels, state.tensors))
     for name, tensor in expected.state_dict().items():
         assert torch.equal(state.tensors[name], tensor)

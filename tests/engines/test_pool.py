@@ -16,9 +16,9 @@ from sizewise import config as configs
 from sizewise.config import Config
 from sizewise.data import partitions
 from sizewise.engines import Engine
+from sizewise.engines.device_runner import DeviceRunner
 from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
-from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import EngineError
 from sizewise.runs import preparation, session
 from sizewise.runs.federation import Federation

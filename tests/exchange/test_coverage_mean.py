@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sizewise.exchange import coverage_mean
 from sizewise.exchange.coverage_mean import CoverageMean
-from sizewise.exchange.view import TensorSlice, Tensors, View, cut, size_in_bytes, whole
+from sizewise.exchange.view import Tensors, TensorSlice, View, cut, size_in_bytes, whole
 
 Contribution = tuple[dict[str, Tensor], View, float]
 
@@ -78,7 +78,10 @@ def test_rows_that_nobody_owns_keep_their_bits() -> None:
     contributions = []
     for classes in ([3, 0], [0, 4]):
         rows = torch.tensor(classes)
-        view = {"head": TensorSlice("head", (rows, slice(None))), "bias": TensorSlice("bias", (rows,))}
+        view = {
+            "head": TensorSlice("head", (rows, slice(None))),
+            "bias": TensorSlice("bias", (rows,)),
+        }
         update = {name: tensor + 1 for name, tensor in cut(server, view).items()}
         contributions.append((update, view, 1.0))
     merged = merge(server, contributions)
@@ -135,13 +138,19 @@ def test_counters_take_the_furthest() -> None:
 def test_counters_are_merged_through_a_view() -> None:
     server = {"n": torch.tensor([1, 1, 1])}
     low: Contribution = ({"n": torch.tensor([5, 2])}, {"n": TensorSlice("n", (slice(0, 2),))}, 1.0)
-    high: Contribution = ({"n": torch.tensor([3])}, {"n": TensorSlice("n", (torch.tensor([1]),))}, 1.0)
+    high: Contribution = (
+        {"n": torch.tensor([3])},
+        {"n": TensorSlice("n", (torch.tensor([1]),))},
+        1.0,
+    )
     assert merge(server, [low, high])["n"].tolist() == [5, 3, 1]
 
 
 def test_uncovered_nan_does_not_spread() -> None:
     server = {"w": torch.tensor([torch.nan, 0.0])}
-    merged = merge(server, [({"w": torch.ones(1)}, {"w": TensorSlice("w", (slice(1, 2),))}, 1.0)])["w"]
+    merged = merge(server, [({"w": torch.ones(1)}, {"w": TensorSlice("w", (slice(1, 2),))}, 1.0)])[
+        "w"
+    ]
     assert merged.isnan().tolist() == [True, False]
     assert merged[1] == 1
 
@@ -181,7 +190,9 @@ def rounds(draw: st.DrawFn, clients: int = 4) -> tuple[dict[str, Tensor], list[C
     return server, contributions
 
 
-def entries(slot: TensorSlice, shape: torch.Size) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def entries(
+    slot: TensorSlice, shape: torch.Size
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield each local place of a slot with its place on the server, one by one."""
     parts = slot.index if slot.index is not None else tuple(slice(None) for _ in shape)
     kept = [
@@ -307,7 +318,10 @@ def test_memory_does_not_grow_with_the_clients() -> None:
     held = []
     for _ in range(200):
         rows, columns = (torch.randperm(n, generator=generator)[: n // 2] for n in (64, 32))
-        view = {"w": TensorSlice("w", (rows, columns, slice(None), slice(None))), "b": TensorSlice("b", (rows,))}
+        view = {
+            "w": TensorSlice("w", (rows, columns, slice(None), slice(None))),
+            "b": TensorSlice("b", (rows,)),
+        }
         mean.add(cut(server, view), view, 1.0)
         held.append(bytes_held(mean) - size_in_bytes(server))
     assert max(held[20:]) == max(held[:20])

@@ -48,6 +48,6 @@ def test_hash_takes_parameters() -> None:
 
 def test_state_is_frozen_and_starts_empty() -> None:
     state = State({"w": torch.ones(1)})
-    assert (state.memory, state.extras, state.devices) == ({}, {}, {})
+    assert (state.server_state, state.metadata, state.devices) == ({}, {}, {})
     with pytest.raises(AttributeError):
         state.tensors = {}  # type: ignore[misc]

@@ -22,7 +22,10 @@ def test_lists_cut_the_outer_product_in_their_order() -> None:
 
 def test_lists_and_slices_mix() -> None:
     rows = torch.tensor([2, 0])
-    assert TensorSlice("w", (rows, slice(0, 4, 2))).read({"w": MATRIX}).tolist() == [[8, 10], [0, 2]]
+    assert TensorSlice("w", (rows, slice(0, 4, 2))).read({"w": MATRIX}).tolist() == [
+        [8, 10],
+        [0, 2],
+    ]
     assert TensorSlice("w", (slice(None), torch.tensor([1]))).read({"w": MATRIX}).tolist() == [
         [1],
         [5],
@@ -70,7 +73,10 @@ def test_whole_view_hands_out_the_tensors_themselves() -> None:
 
 
 def test_cut_renames() -> None:
-    view = {"blocks.0.w": TensorSlice("blocks.7.w"), "norm": TensorSlice("norm@small", (slice(0, 1),))}
+    view = {
+        "blocks.0.w": TensorSlice("blocks.7.w"),
+        "norm": TensorSlice("norm@small", (slice(0, 1),)),
+    }
     server = {"blocks.7.w": MATRIX, "norm@small": torch.tensor([4.0, 5.0])}
     piece = cut(server, view)
     assert list(piece) == ["blocks.0.w", "norm"]

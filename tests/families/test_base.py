@@ -10,10 +10,11 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall
-from sizewise.exchange.plan import Submodel, Plan, Refusal, TrainingStage, Update
+from sizewise.exchange.plan import Plan, Refusal, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut
 from sizewise.families.base import Method
+from sizewise.families.submodels import Width
 from sizewise.fleet.devices import Device
 from sizewise.training.task import Task
 
@@ -32,7 +33,7 @@ def bare(classes: int) -> nn.Module:
 
 
 @pytest.fixture
-def site_of(dataset: Dataset, partition: Partition) -> Callable[[Method], DeviceRunner]:
+def runner_of(dataset: Dataset, partition: Partition) -> Callable[[Method], DeviceRunner]:
     return lambda method: DeviceRunner(method, dataset, partition)
 
 
@@ -60,10 +61,10 @@ def test_setup_depends_on_the_seed_alone(make_task: Tasks) -> None:
 def test_plan_follows_recipe_and_schedule(make_task: Tasks) -> None:
     method = Method(make_task(schedule="exponential", decay=0.5, lr=0.8, epochs=3))
     plan = method.plan(method.setup(), Device(7, "phone", 10**6), 2)
-    assert (plan.device, plan.round, plan.group, plan.piece) == (7, 2, "phone", Submodel())
+    assert (plan.device, plan.round, plan.group, plan.submodel) == (7, 2, "phone", Width())
     assert plan.stages == (TrainingStage(lr=0.2, epochs=3),)
     assert plan.budget == 10**6
-    assert plan.predicted == method.footprint(method.main, plan.stages[0]).peak
+    assert plan.predicted == method.peak(method.main, plan.stages[0])
 
 
 def test_budget_of_one_byte_less_is_too_small(make_task: Tasks) -> None:
@@ -80,47 +81,51 @@ def test_budget_of_one_byte_less_is_too_small(make_task: Tasks) -> None:
 
 @pytest.mark.parametrize("recipe", [{}, {"proximal": 0.1}, {"optimizer": "adam"}, {"clip": 1.0}])
 def test_metered_peak_is_the_predicted_one(
-    recipe: dict[str, object], make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
+    recipe: dict[str, object], make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    runner = site_of(Method(make_task("cnn", **recipe)))
+    runner = runner_of(Method(make_task("cnn", **recipe)))
     update = trained(runner, runner.method.setup(), 2)
     assert update.peak_bytes == update.plan.predicted
 
 
-def test_training_is_a_pure_function(make_task: Tasks, site_of: Callable[[Method], DeviceRunner]) -> None:
-    runner, state = site_of(Method(make_task("cnn"))), Method(make_task("cnn")).setup()
+def test_training_is_a_pure_function(
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
+) -> None:
+    runner, state = runner_of(Method(make_task("cnn"))), Method(make_task("cnn")).setup()
     before = {name: tensor.clone() for name, tensor in state.tensors.items()}
     first = trained(runner, state, 1)
     trained(runner, state, 2)
     torch.manual_seed(5)
     assert same(first, trained(runner, state, 1))
-    assert same(first, trained(site_of(Method(make_task("cnn"))), state, 1))
+    assert same(first, trained(runner_of(Method(make_task("cnn"))), state, 1))
     assert not same(first, trained(runner, state, 1, round_index=1))
     assert all(torch.equal(state.tensors[name], before[name]) for name in before)
 
 
 def test_dropout_is_reproducible_and_leaves_global_state_alone(
-    make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
 ) -> None:
     task = make_task(f"{__name__}:drowsy", {})
-    runner = site_of(Method(task))
+    runner = runner_of(Method(task))
     state = runner.method.setup()
     generator = torch.get_rng_state()
     first = trained(runner, state, 1)
     assert torch.equal(torch.get_rng_state(), generator)
     torch.rand(7)
-    other = site_of(Method(task))
+    other = runner_of(Method(task))
     trained(other, state, 0)
     assert same(first, trained(other, state, 1))
 
 
-def test_update_says_what_was_done(make_task: Tasks, site_of: Callable[[Method], DeviceRunner]) -> None:
-    runner = site_of(Method(make_task(epochs=2)))
+def test_update_says_what_was_done(
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
+) -> None:
+    runner = runner_of(Method(make_task(epochs=2)))
     update = trained(runner, runner.method.setup(), 1)
     assert (update.samples, update.steps) == (10, 2 * 3)
     assert 0.1 < update.loss < 5
     assert update.seconds > 0
-    assert update.memory == {}
+    assert update.device_state == {}
 
 
 def test_device_without_data_is_refused_with_its_reason(make_task: Tasks, dataset: Dataset) -> None:
@@ -134,9 +139,12 @@ def test_device_without_data_is_refused_with_its_reason(make_task: Tasks, datase
 
 @pytest.mark.parametrize(("weighting", "weights"), [("samples", (5, 15)), ("equal", (1, 1))])
 def test_merge_weighs_updates_by_samples_or_equally(
-    weighting: str, weights: tuple[int, int], make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
+    weighting: str,
+    weights: tuple[int, int],
+    make_task: Tasks,
+    runner_of: Callable[[Method], DeviceRunner],
 ) -> None:
-    runner = site_of(Method(make_task(weighting=weighting)))
+    runner = runner_of(Method(make_task(weighting=weighting)))
     state = runner.method.setup()
     first, second = (trained(runner, state, device) for device in (0, 2))
     merged = runner.method.merge(state, iter([first, second]))
@@ -156,12 +164,12 @@ def test_merge_of_nothing_changes_nothing(make_task: Tasks) -> None:
 
 @pytest.mark.parametrize("server", ["fedavg", "fedadam"])
 def test_what_a_method_keeps_on_the_server_survives_a_merge(
-    make_task: Tasks, site_of: Callable[[Method], DeviceRunner], server: str
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner], server: str
 ) -> None:
     method = Method(make_task(server=server))
-    state = replace(method.setup(), memory={"store/a": torch.ones(3)})
-    merged = method.merge(state, [trained(site_of(method), state, 0)])
-    assert torch.equal(merged.memory["store/a"], torch.ones(3))
+    state = replace(method.setup(), server_state={"store/a": torch.ones(3)})
+    merged = method.merge(state, [trained(runner_of(method), state, 0)])
+    assert torch.equal(merged.server_state["store/a"], torch.ones(3))
 
 
 def test_only_parameters_pass_through_the_server_optimiser(make_task: Tasks) -> None:
@@ -169,7 +177,7 @@ def test_only_parameters_pass_through_the_server_optimiser(make_task: Tasks) -> 
     state = method.setup()
     statistics = {name for name in state.tensors if "running" in name or "num_batches" in name}
     assert statistics
-    assert set(method.parameters(state)) == set(state.tensors) - statistics
+    assert set(method.submodels.parameters(state, method.main)) == set(state.tensors) - statistics
 
 
 @pytest.mark.parametrize(
@@ -181,9 +189,9 @@ def test_only_parameters_pass_through_the_server_optimiser(make_task: Tasks) -> 
     ],
 )
 def test_norms_kept_apart_live_under_their_size(
-    norm: str, apart: set[str], make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
+    norm: str, apart: set[str], make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    runner = site_of(Method(make_task("cnn", norm=norm)))
+    runner = runner_of(Method(make_task("cnn", norm=norm)))
     state = runner.method.setup()
     named = {name for name in state.tensors if name.endswith("@full")}
     assert named == {f"{m}.norm.{t}@full" for m in ("stem", "blocks.0") for t in apart}
@@ -191,15 +199,15 @@ def test_norms_kept_apart_live_under_their_size(
     assert merged.tensors.keys() == state.tensors.keys()
     changed = {n for n in named if not torch.equal(merged.tensors[n], state.tensors[n])}
     assert changed == named
-    assert set(cut(state.tensors, runner.method.view(Submodel()))) == set(
-        runner.method.module(Submodel()).state_dict()
+    assert set(cut(state.tensors, runner.method.submodels.view(Width()))) == set(
+        runner.method.submodels.module(Width()).state_dict()
     )
 
 
 def test_statistics_without_parameters_are_merged_too(
-    make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    runner = site_of(Method(make_task(f"{__name__}:bare", {}, norm="tracked")))
+    runner = runner_of(Method(make_task(f"{__name__}:bare", {}, norm="tracked")))
     state = runner.method.setup()
     merged = runner.method.merge(state, [trained(runner, state, 1)])
     assert not torch.equal(merged.tensors["2.running_mean"], state.tensors["2.running_mean"])
@@ -208,23 +216,24 @@ def test_statistics_without_parameters_are_merged_too(
 def test_deployed_model_holds_the_servers_tensors(make_task: Tasks) -> None:
     method = Method(make_task())
     state = State({name: tensor + 1 for name, tensor in method.setup().tensors.items()})
-    ((size, make),) = method.deploy(state).items()
+    ((size, model),) = method.deploy(state).items()
     assert size == "full"
-    found = make().state_dict()
+    assert model.owner is None
+    found = model.fill().state_dict()
     assert all(torch.equal(found[name], state.tensors[name]) for name in state.tensors)
 
 
-def test_headline_is_the_last_size(make_task: Tasks) -> None:
-    assert Method(make_task()).headline({"small": 0.1, "full": 0.7}) == 0.7
+def test_the_figure_to_show_is_the_last_size(make_task: Tasks) -> None:
+    assert Method(make_task()).summary_metric({"small": 0.1, "full": 0.7}) == 0.7
 
 
 def test_static_norms_are_recalibrated_on_all_training_data(
-    make_task: Tasks, site_of: Callable[[Method], DeviceRunner], dataset: Dataset
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner], dataset: Dataset
 ) -> None:
     # End to end: the score is that of a model with by-hand statistics.
-    runner = site_of(Method(make_task("cnn", norm="sbn", eval_batch=10)))
+    runner = runner_of(Method(make_task("cnn", norm="sbn", eval_batch=10)))
     state = runner.method.setup()
-    model = Method(make_task("cnn", norm="tracked")).module(Submodel())
+    model = Method(make_task("cnn", norm="tracked")).submodels.module(Width())
     model.load_state_dict(dict(state.tensors), strict=False)
     model.train()
     transform = Transform("none", dataset.mean, dataset.std)
@@ -239,21 +248,21 @@ def test_static_norms_are_recalibrated_on_all_training_data(
     scores = runner.evaluate(state, "full", None)
     assert sum(score.loss_sum for score in scores) == pytest.approx(loss.item(), rel=1e-5)
     # The working copy is not left with statistics: training goes on without them.
-    assert set(runner.method.module(Submodel()).state_dict()) == set(state.tensors)
+    assert set(runner.method.submodels.module(Width()).state_dict()) == set(state.tensors)
 
 
 def test_flops_are_those_of_the_stage(make_task: Tasks) -> None:
     method = Method(make_task(args={"hidden": [6]}))
-    head = method.flops_per_sample(Submodel(), TrainingStage(0.1, 1, ("head",), "head"))
-    everything = method.flops_per_sample(Submodel(), TrainingStage(0.1, 1))
+    head = method.flops_per_sample(Width(), TrainingStage(0.1, 1, ("head",)))
+    everything = method.flops_per_sample(Width(), TrainingStage(0.1, 1))
     assert head == 2 * (16 * 6 + 6 * 3) + 2 * 6 * 3
     assert everything == head + 2 * 16 * 6 + 2 * 6 * 3
 
 
 def test_method_remembers_nothing_about_a_run(
-    make_task: Tasks, site_of: Callable[[Method], DeviceRunner]
+    make_task: Tasks, runner_of: Callable[[Method], DeviceRunner]
 ) -> None:
-    used, fresh = site_of(Method(make_task("cnn"))), site_of(Method(make_task("cnn")))
+    used, fresh = runner_of(Method(make_task("cnn"))), runner_of(Method(make_task("cnn")))
     state = used.method.setup()
     for device in (0, 1, 2):
         used.method.merge(state, [trained(used, state, device)])

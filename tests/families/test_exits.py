@@ -19,7 +19,7 @@ from sizewise.families.exits import (
     stage_ends,
     with_exits,
 )
-from sizewise.surgery.blockwise import hidden_shapes
+from sizewise.surgery.anatomy import hidden_shapes
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
 
@@ -33,11 +33,13 @@ def shapes(*found: tuple[int, ...]) -> list[torch.Size]:
 
 def shapes_of(task: Task) -> tuple[torch.Size, ...]:
     model = task.build()
-    return hidden_shapes(model.eval(), task.anatomy(model), task.drawn(2))
+    found = hidden_shapes(model.eval(), task.anatomy(model), task.drawn(2))
+    assert found == task.hidden_shapes
+    return found
 
 
 def build(task: Task, *stops: int) -> Any:
-    return with_exits(task, task.anatomy(task.build()), shapes_of(task), stops)
+    return with_exits(task, stops)
 
 
 # ---- where
@@ -207,7 +209,7 @@ def test_what_comes_after_the_last_exit_is_not_held(model: str, anatomy: dict[st
         assert list(module.exits) == ([] if stop == 4 else [str(stop)])
 
 
-def test_exits_are_the_same_in_every_piece_and_differ_from_each_other() -> None:
+def test_exits_are_the_same_in_every_submodel_and_differ_from_each_other() -> None:
     task = make_task()
     alone, all_three = own_tensors(build(task, 2)), own_tensors(build(task, 2, 3, 4))
     shared = [name for name in alone if name.startswith("exits.2")]

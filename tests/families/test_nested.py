@@ -48,17 +48,17 @@ def nested(task: Task) -> tuple[NestedWidths, State]:
     """Return a method and a state for all widths, without zeros that could hide a mistake."""
     method = NestedWidths(task, NestedWidths.Options(widths=WIDTHS))
     tensors = {}
-    for piece in map(method.piece, WIDTHS[::-1]):
-        own = own_tensors(method.build(piece))
-        for local, slot in method.view(piece).items():
-            if slot.name not in tensors:
+    for submodel in map(method.narrow, WIDTHS[::-1]):
+        own = own_tensors(method.submodels.build(submodel))
+        for local, place in method.submodels.view(submodel).items():
+            if place.name not in tensors:
                 drawn = torch.rand_like(own[local]) + 0.1 if own[local].ndim else own[local]
-                tensors[slot.name] = drawn.detach()
+                tensors[place.name] = drawn.detach()
     return method, State(tensors)
 
 
 def filled(method: NestedWidths, state: State, width: float) -> Nested:
-    module = method.filled(method.trainee(width), state)
+    module = method.submodels.filled(method.trainee(width), state)
     assert isinstance(module, Nested)
     return module
 
@@ -74,7 +74,7 @@ def test_every_width_is_the_model_that_was_cut_alone(
     assert module.widths == tuple(width for width in WIDTHS if width <= outer)
     images = torch.randn(5, 1, 4, 4)
     for width in module.widths:
-        alone = method.filled(method.piece(width), state).eval()
+        alone = method.submodels.filled(method.narrow(width), state).eval()
         assert torch.equal(module(images, width=width), alone(images))
     assert torch.equal(module(images), module(images, width=outer))
 
@@ -86,7 +86,10 @@ def test_gradients_of_a_width_land_where_its_weights_are(
     method, state = nested(make_task(model, args))
     module, images = filled(method, state, 1.0), torch.randn(5, 1, 4, 4)
     module(images, width=0.5).square().sum().backward()
-    alone, view = method.filled(method.piece(0.5), state), method.view(method.piece(0.5))
+    alone, view = (
+        method.submodels.filled(method.narrow(0.5), state),
+        method.submodels.view(method.narrow(0.5)),
+    )
     alone(images).square().sum().backward()
     found = dict(module.widest.named_parameters())
     for name, parameter in alone.named_parameters():
@@ -100,7 +103,7 @@ def test_gradients_of_a_width_land_where_its_weights_are(
 @pytest.mark.parametrize("norm", ["batch", "per_width_stats", "per_submodel"])
 def test_narrow_models_own_only_what_is_kept_apart(norm: str, make_task: Tasks) -> None:
     method = NestedWidths(make_task("cnn", norm=norm), NestedWidths.Options(widths=(0.5, 1)))
-    module = method.build(method.trainee(1.0))
+    module = method.submodels.build(method.trainee(1.0))
     assert isinstance(module, Nested)
     own = {name.rpartition(".")[2] for name in module.narrow[0].state_dict()}
     statistics = {"running_mean", "running_var", "num_batches_tracked"}
@@ -112,7 +115,7 @@ def test_training_a_width_moves_its_own_statistics_alone(make_task: Tasks) -> No
     method = NestedWidths(
         make_task("cnn", norm="per_width_stats"), NestedWidths.Options(widths=(0.5, 1))
     )
-    module = method.build(method.trainee(1.0)).train()
+    module = method.submodels.build(method.trainee(1.0)).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     module(torch.randn(5, 1, 4, 4), width=0.5)
     moved = {n for n, tensor in module.state_dict().items() if not torch.equal(tensor, before[n])}
@@ -120,13 +123,13 @@ def test_training_a_width_moves_its_own_statistics_alone(make_task: Tasks) -> No
     assert all(name.startswith("narrow.0.") for name in moved)
 
 
-def test_the_narrowest_width_is_a_plain_piece(make_task: Tasks) -> None:
+def test_the_narrowest_width_is_a_plain_submodel(make_task: Tasks) -> None:
     method = NestedWidths(make_task(), NestedWidths.Options(widths=(0.5, 1)))
-    assert method.trainee(0.5) == method.piece(0.5)
-    assert not isinstance(method.module(method.trainee(0.5)), Nested)
+    assert method.trainee(0.5) == method.narrow(0.5)
+    assert not isinstance(method.submodels.module(method.trainee(0.5)), Nested)
 
 
 def test_an_unknown_width_is_an_error(make_task: Tasks) -> None:
     method = NestedWidths(make_task(), NestedWidths.Options(widths=(0.5, 1)))
     with pytest.raises(ValueError, match=r"not in tuple"):
-        method.module(method.trainee(1.0))(torch.randn(2, 1, 4, 4), width=0.7)
+        method.submodels.module(method.trainee(1.0))(torch.randn(2, 1, 4, 4), width=0.7)

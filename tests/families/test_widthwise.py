@@ -8,10 +8,11 @@ import torch
 from conftest import devices_of
 from sizewise import config as configs
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
-from sizewise.exchange.plan import Submodel
-from sizewise.families.widthwise import CACHED_VIEWS, Widthwise
+from sizewise.families.submodels import CACHED_VIEWS, Width
+from sizewise.families.widthwise import Widths, Widthwise
 from sizewise.fleet.devices import Device
 from sizewise.memory.prediction import predict
+from sizewise.methods.fedrolex import FedRolex, Window
 from sizewise.runs import preparation
 from sizewise.runs.federation import check_fleet
 from sizewise.training.task import Task
@@ -32,11 +33,11 @@ def test_ratios_of_the_fleet_are_the_widths_where_they_assign(make_task: Tasks) 
     task = replace(make_task(), ratios=(0.25, 0.5, 2.0))
     method = make(task, assign="ratio")
     assert method.widths == (0.25, 0.5, 1.0)
-    assert method.setup().extras["widths"] == [0.25, 0.5, 1.0]
+    assert method.setup().facts(Widths) == Widths((0.25, 0.5, 1.0))
     plan = method.plan(method.setup(), Device(0, "rich", 1, ratio=2.0), 0)
-    assert (plan.piece, plan.budget) == (Submodel(), None)
-    assert method.ignores_budgets
-    assert not make(task).ignores_budgets
+    assert (plan.submodel, plan.budget) == (Width(), None)
+    assert method.options.ignores_budgets
+    assert not make(task).options.ignores_budgets
 
 
 def test_assigning_by_ratio_needs_a_fleet_with_ratios() -> None:
@@ -67,32 +68,32 @@ def test_fleet_by_ratios_is_assigned_by_ratios(method: str) -> None:
     plans = [setting.method.plan(state, d, 0) for d in setting.fleet.sample(0, 0)]
     assert [plan.budget for plan in plans] == [None] * 4
     if method == "splitmix":
-        assert [len(p.piece.cut["bases"]) for p in plans] == [1, 2, 4, 4]
+        assert [len(p.submodel.numbers) for p in plans] == [1, 2, 4, 4]
     else:
-        assert [p.piece.cut.get("width", 1.0) for p in plans] == [0.25, 0.5, 1, 1]
+        assert [p.submodel.width for p in plans] == [0.25, 0.5, 1, 1]
 
 
 def test_widest_that_fits_is_exact(make_task: Tasks) -> None:
     method = make(make_task("cnn", {"layers": [16, 16]}))
-    (stage,) = method.stages(0)
+    stage = method.task.stage(0)
     for width in (1 / 16, 5 / 16, 1.0):
-        peak = method.footprint(method.piece(width), stage).peak
+        peak = method.peak(method.narrow(width), stage)
         assert method.widest(peak) == width
         if width > 1 / 16:
             assert method.widest(peak - 1) == width - 1 / 16
     with pytest.raises(BudgetTooSmall) as caught:
         method.widest(100)
-    assert caught.value.needed == method.footprint(method.piece(1 / 16), stage).peak
+    assert caught.value.needed == method.peak(method.narrow(1 / 16), stage)
     assert method.widest(None) == 1
 
 
 def test_footprint_is_that_of_the_model_when_it_is_cut(make_task: Tasks) -> None:
     method = make(make_task("cnn", {"layers": [8, 8]}, momentum=0.0))
-    (stage,) = method.stages(0)
+    stage = method.task.stage(0)
     batch = torch.empty(4, 1, 4, 4, device="meta")
-    expected = predict(method.build(method.piece(0.5)), batch)
-    assert method.footprint(method.piece(0.5), stage).parameters == expected.parameters
-    assert method.footprint(method.piece(0.5), stage).peak < method.footprint(Submodel(), stage).peak
+    expected = predict(method.submodels.build(method.narrow(0.5)), batch)
+    assert method.cost(Width(0.5), stage).footprint.parameters == expected.parameters
+    assert method.peak(method.narrow(0.5), stage) < method.peak(Width(), stage)
 
 
 def test_widths_of_the_fleet_are_deployed_and_tiny_devices_passed_over(make_task: Tasks) -> None:
@@ -106,13 +107,16 @@ def test_widths_of_the_fleet_are_deployed_and_tiny_devices_passed_over(make_task
 @pytest.mark.parametrize(("rounding", "units"), [("ceil", 2), ("floor", 1), ("floor_min1", 1)])
 def test_rounding_is_chosen(rounding: str, units: int, make_task: Tasks) -> None:
     method = make(make_task(args={"hidden": [6]}), rounding=rounding)
-    assert method.module(method.piece(0.25)).get_parameter("head.weight").shape == (3, units)
+    assert method.submodels.module(method.narrow(0.25)).get_parameter("head.weight").shape == (
+        3,
+        units,
+    )
 
 
 def test_rounding_that_leaves_nothing_says_so(make_task: Tasks) -> None:
     method = make(make_task(args={"hidden": [6]}), rounding="floor")
     with pytest.raises(ModelError, match=r"leaves none of 6 channels"):
-        method.module(method.piece(0.125))
+        method.submodels.module(method.narrow(0.125))
 
 
 def test_state_is_that_of_the_full_model(make_task: Tasks) -> None:
@@ -136,10 +140,10 @@ def test_tensors_that_are_kept_apart_have_the_shape_of_their_width(
 
 
 def test_views_that_come_and_go_are_forgotten(make_task: Tasks) -> None:
-    method = make(make_task(), widths=(0.5, 1))
+    method = FedRolex(make_task(), FedRolex.Options(widths=(0.5, 1)))
     for number in range(CACHED_VIEWS + 10):
-        method.view(Submodel("width 0.5", {"width": 0.5, "round": number}))
-    assert len(method._views) <= CACHED_VIEWS
+        method.submodels.view(Window(0.5, number))
+    assert len(method.submodels._views) <= CACHED_VIEWS
 
 
 def test_every_device_of_a_plan_gets_what_the_state_holds(make_task: Tasks) -> None:
@@ -147,11 +151,11 @@ def test_every_device_of_a_plan_gets_what_the_state_holds(make_task: Tasks) -> N
     method = make(task, assign="ratio")
     state = method.setup()
     for device in devices_of(task):
-        piece = method.plan(state, device, 0).piece
-        own = method.module(piece).state_dict()
-        view = method.view(piece)
+        submodel = method.plan(state, device, 0).submodel
+        own = method.submodels.module(submodel).state_dict()
+        view = method.submodels.view(submodel)
         assert {n: tuple(t.shape) for n, t in own.items()} == {
-            name: slot.shape(state.tensors) for name, slot in view.items()
+            name: place.shape(state.tensors) for name, place in view.items()
         }
 
 
@@ -161,16 +165,25 @@ def test_widths_outside_their_range_are_refused(widths: tuple[float, ...]) -> No
         Widthwise.Options(widths=widths)
 
 
-def test_widths_that_are_close_are_pieces_of_their_own(make_task: Tasks) -> None:
+def test_widths_that_are_close_are_submodels_of_their_own(make_task: Tasks) -> None:
     method = make(make_task("cnn", {"layers": [16, 16]}), widths=(0.5, 0.50001))
-    one, other = method.piece(0.5), method.piece(0.50001)
-    assert (one.size, other.size) == ("width 0.5", "width 0.50001")
-    (stage,) = method.stages(0)
-    assert method.footprint(one, stage).peak < method.footprint(other, stage).peak
-    for piece, channels in ((one, 8), (other, 9)):
-        shapes = [len(p) for name, p in method.module(piece).named_parameters() if "conv" in name]
+    one, other = method.narrow(0.5), method.narrow(0.50001)
+    assert (one.label, other.label) == ("width 0.5", "width 0.50001")
+    stage = method.task.stage(0)
+    assert method.peak(one, stage) < method.peak(other, stage)
+    for submodel, channels in ((one, 8), (other, 9)):
+        shapes = [
+            len(p)
+            for name, p in method.submodels.module(submodel).named_parameters()
+            if "conv" in name
+        ]
         assert shapes
         assert set(shapes) == {channels}
         whole = method.task.build().state_dict()
-        held = {name: tuple(t.shape) for name, t in method.module(piece).state_dict().items()}
-        assert {n: tuple(slot.shape(whole)) for n, slot in method.view(piece).items()} == held
+        held = {
+            name: tuple(t.shape)
+            for name, t in method.submodels.module(submodel).state_dict().items()
+        }
+        assert {
+            n: tuple(place.shape(whole)) for n, place in method.submodels.view(submodel).items()
+        } == held

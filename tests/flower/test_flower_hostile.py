@@ -245,15 +245,15 @@ def test_another_devices_view_is_refused_though_its_shapes_fit(bench: Bench) -> 
     plans = list(bench.federation.plans(bench.state, 1, RoundLog()))
     shapes: dict[int, Any] = {}
     for number, plan in enumerate((plans[VICTIM], *bench_plans(bench))):
-        view = bench.federation.method.view(plan.piece)
-        shapes[number] = {k: slot.shape(bench.state.tensors) for k, slot in view.items()}
+        view = bench.federation.method.submodels.view(plan.submodel)
+        shapes[number] = {k: place.shape(bench.state.tensors) for k, place in view.items()}
     assert shapes[0] == shapes[1 + VICTIM]
     # The same content, relabelled as if it were of the round that is asked for now.
     said = {**json.loads(old), "round": 1}
 
     def replay(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 102:
-            records = {name: kept[0].content[name] for name in ("tensors", "shared")}
+            records = {name: kept[0].content[name] for name in ("tensors", "sample_payload")}
             reply.content = RecordDict({"report": wire.write(said), **records})
         return reply
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizewise.errors import BudgetTooSmall
-from sizewise.memory.packing import largest_ratio, pack_blocks
+from sizewise.memory.packing import largest_fitting, pack_blocks
 
 
 def additive(sizes):
@@ -49,21 +49,31 @@ def test_every_stage_fits_and_every_block_is_somewhere(sizes, budget, tolerance)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 1000))
-def test_largest_ratio_is_the_last_that_fits(costs, budget):
+def test_largest_fitting_is_the_last_that_fits(costs, budget):
     costs = sorted(costs)
-    ratios = [(i + 1) / len(costs) for i in range(len(costs))]
-    table = dict(zip(ratios, costs, strict=True))
-    fitting = [ratio for ratio in ratios if table[ratio] <= budget]
-    if fitting:
-        assert largest_ratio(table.__getitem__, budget, ratios) == fitting[-1]
-    else:
-        with pytest.raises(BudgetTooSmall) as error:
-            largest_ratio(table.__getitem__, budget, ratios)
-        assert error.value.needed == costs[0]
+    choices = list(range(len(costs)))
+    fitting = [choice for choice in choices if costs[choice] <= budget]
+    found = largest_fitting(choices, costs.__getitem__, budget)
+    assert found == (fitting[-1] if fitting else None)
 
 
-def test_largest_ratio_asks_little():
+@given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 1000))
+def test_costs_that_are_not_in_order_are_looked_at_one_by_one(costs, budget):
+    choices = range(len(costs))
+    fitting = [choice for choice in choices if costs[choice] <= budget]
+    found = largest_fitting(choices, costs.__getitem__, budget, ascending=False)
+    assert found == (fitting[-1] if fitting else None)
+
+
+def test_without_a_budget_the_last_is_taken_unasked():
+    assert largest_fitting([1, 2, 3], lambda choice: 1 / 0, None) == 3
+
+
+def test_largest_fitting_asks_little():
     asked = []
-    ratios = [i / 64 for i in range(1, 65)]
-    largest_ratio(lambda ratio: asked.append(ratio) or int(1000 * ratio), 300, ratios)
+    choices = [i / 64 for i in range(1, 65)]
+    largest_fitting(choices, lambda choice: asked.append(choice) or int(1000 * choice), 300)
     assert len(asked) <= 7
+    asked.clear()
+    largest_fitting(choices, lambda choice: asked.append(choice) or 1, 300)
+    assert len(asked) == 1, "the last fits"

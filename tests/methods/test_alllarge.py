@@ -6,8 +6,9 @@ from conftest import devices_of
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.device_runner import DeviceRunner
-from sizewise.exchange.plan import Submodel, Update
+from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
+from sizewise.families.submodels import Width
 from sizewise.fleet.devices import Device
 from sizewise.methods.alllarge import AllLarge
 from sizewise.methods.fedavg import FedAvg
@@ -23,11 +24,11 @@ def test_everybody_trains_the_full_model_whatever_it_costs(
     method = AllLarge(task)
     state = method.setup()
     plan = method.plan(state, devices_of(task)[0], 0)
-    assert (plan.piece, plan.budget, plan.predicted) == (Submodel(), None, task.budgets[1])
+    assert (plan.submodel, plan.budget, plan.predicted) == (Width(), None, task.budgets[1])
     update = DeviceRunner(method, dataset, partition).train(state, plan)
     assert isinstance(update, Update)
     assert update.peak_bytes is not None, "it is still metered"
-    assert method.ignores_budgets
+    assert method.options.ignores_budgets
     assert method.plan(state, Device(0, "tiny", 1), 0).predicted == plan.predicted
 
 

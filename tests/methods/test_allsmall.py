@@ -6,6 +6,7 @@ import torch
 from depth_cases import make_runner, make_task
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Update
+from sizewise.families.prefixwise import Depth
 from sizewise.fleet.devices import Device
 from sizewise.methods.allsmall import AllSmall
 from sizewise.methods.inclusivefl import InclusiveFL
@@ -17,8 +18,7 @@ VIT = {"patch": 2, "dim": 8, "heads": 2, "depth": 3}
 def peaks(task: Task) -> list[int]:
     """Return what a step of each depth costs."""
     method = AllSmall(task, AllSmall.Options(exits=(1, 2)))
-    (stage,) = method.stages(0)
-    return [method.footprint(method.single(depth), stage).peak for depth in (1, 2, 3)]
+    return [method.peak(method.single(depth)) for depth in (1, 2, 3)]
 
 
 def made(budgets: Callable[[list[int]], tuple[int | None, ...]]) -> AllSmall:
@@ -32,17 +32,17 @@ def test_everybody_trains_the_depth_of_the_weakest() -> None:
     state = method.setup()
     for memory in method.task.budgets:
         plan = method.plan(state, Device(0, "any", memory), 0)
-        assert plan.piece.cut == {"exits": [2]}
-    assert [piece.cut for piece in method.pieces(state)] == [{"exits": [2]}]
+        assert plan.submodel == Depth((2,))
+    assert list(method.sizes(state)) == [Depth((2,))]
     # Nothing else is on the server.
     assert not [name for name in state.tensors if name.startswith(("blocks.2.", "head."))]
 
 
 def test_one_byte_less_is_one_depth_less_and_too_little_is_refused() -> None:
     method = made(lambda costs: (costs[1] - 1, None))
-    assert method.main.cut == {"exits": [1]}
+    assert method.main == Depth((1,))
     method = made(lambda costs: (costs[0] - 1, costs[1]))
-    assert method.main.cut == {"exits": [2]}
+    assert method.main == Depth((2,))
     with pytest.raises(BudgetTooSmall):
         method.plan(method.setup(), Device(0, "weak", method.task.budgets[0]), 0)
 

@@ -21,7 +21,9 @@ from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State, sha256
+from sizewise.exchange.view import Tensors
 from sizewise.families import feddyn
+from sizewise.families.prefixwise import Depths
 from sizewise.fleet.devices import Device
 from sizewise.methods import find
 from sizewise.methods.depthfl import DepthFL, joint, ramp_up
@@ -30,6 +32,7 @@ from sizewise.runs import session
 from sizewise.runs.folder import RunFolder, Totals
 from sizewise.steps.step import backpropagate
 from sizewise.training.evaluation import total
+from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
 MLP = {"hidden": [16, 12, 10, 8]}
@@ -45,16 +48,16 @@ def make_mlp(options: Any = None, **recipe: Any) -> DepthFL:
 
 
 def peak(method: DepthFL, depth: int) -> int:
-    return method.footprint(method.trainee(depth), method.stages(0)[0]).peak
+    return method.peak(method.trainee(depth))
 
 
 def plan_of(method: DepthFL, depth: int, device: int = 0, round_index: int = 0) -> Plan:
-    stages = method.stages(round_index)
-    return Plan(device, round_index, "some", method.trainee(depth), stages)
+    stage = method.task.stage(round_index)
+    return Plan(device, round_index, "some", method.trainee(depth), (stage,))
 
 
 def by_server_name(method: DepthFL, update: Update) -> dict[str, Tensor]:
-    view = method.view(update.plan.piece)
+    view = method.submodels.view(update.plan.submodel)
     return {view[name].name: tensor for name, tensor in update.tensors.items()}
 
 
@@ -111,19 +114,37 @@ def test_the_weight_ramps_up_from_0_0067_to_1() -> None:
     assert ramp_up(150, 300) == pytest.approx(math.exp(-1.25))
     assert ramp_up(299, 300) < ramp_up(300, 300) == ramp_up(1000, 300) == 1
     method = make()
-    (early,), (late,) = method.stages(0), method.stages(300)
-    assert early.cut == {"weight": pytest.approx(math.exp(-5))}
-    assert late.cut == {"weight": 1}
-    assert early.name == late.name
-    assert make(ramp=2).stages(1)[0].cut == {"weight": pytest.approx(math.exp(-1.25))}
-    assert make(distil=False).stages(9)[0].cut == {}
+    assert weight_in(method, 0) == pytest.approx(math.exp(-5))
+    assert weight_in(method, 300) == 1
+    # It does not change what a step needs: rounds share a predicted peak and a metered one.
+    early, late = (plan_of(method, 3, round_index=number).stages[0] for number in (0, 300))
+    assert (early.trainable, early.work) == (late.trainable, late.work)
+    assert weight_in(make(ramp=2), 1) == pytest.approx(math.exp(-1.25))
+    assert weight_in(make(distil=False), 9) == 0
+
+
+def weight_in(method: DepthFL, round_index: int) -> float:
+    """Return how much the exits of a device learn from each other in a round."""
+    state, seen, fit = method.setup(), [], method.trainer.fit
+
+    def spy(plan: Plan, tensors: Tensors, shard: Shard, loss: Any, **named: Any) -> Update:
+        seen.extend(loss(stage) for stage in plan.stages)
+        return fit(plan, tensors, shard, loss, **named)
+
+    method.trainer.fit = spy  # type: ignore[method-assign]
+    train(make_runner(method), state, plan_of(method, 3, round_index=round_index))
+    method.trainer.fit = fit  # type: ignore[method-assign]
+    (used,) = seen
+    assert used.func is joint
+    weight: float = used.keywords["weight"]
+    return weight
 
 
 def test_a_device_minimises_it() -> None:
     method = make(make_task(batch=32, norm="tracked", weight_decay=0.0), feddyn=False, ramp=1)
     state, runner = method.setup(), make_runner(method)
     update = train(runner, state, plan_of(method, 3, round_index=1))
-    module: Any = method.filled(method.main, state)
+    module: Any = method.submodels.filled(method.main, state)
     rows = runner.partition.shard(0)
     images = runner.transform(runner.dataset.train_inputs[rows], None)
     loss: Any = joint(module.train(), images, runner.dataset.train_labels[rows], 1.0)
@@ -143,7 +164,8 @@ def test_depths_are_prefixes_that_share_their_names() -> None:
     method = make()
     assert method.stops == (2, 3, 4)
     views = [
-        {slot.name for slot in method.view(method.trainee(depth)).values()} for depth in (1, 2, 3)
+        {place.name for place in method.submodels.view(method.trainee(depth)).values()}
+        for depth in (1, 2, 3)
     ]
     assert views[0] < views[1] < views[2] == method.setup().tensors.keys()
     parts = [{name.rpartition(".")[0].split(".conv")[0] for name in view} for view in views]
@@ -173,7 +195,8 @@ def test_bytes_decide_the_depth_and_hold(options: dict[str, Any], optimizer: str
     needs = [peak(method, depth) for depth in (1, 2, 3)]
     for depth, need in enumerate(needs, start=1):
         plan = method.plan(state, Device(0, "some", need), 0)
-        assert plan.piece == method.trainee(depth)
+        assert plan.submodel == method.trainee(depth)
+        assert plan.submodel.label == method.trainee(depth).label
         assert plan.predicted == plan.budget == need
         assert train(runner, state, plan).peak_bytes == need
         short = runner.train(state, replace(plan, budget=need - 1))
@@ -185,7 +208,7 @@ def test_bytes_decide_the_depth_and_hold(options: dict[str, Any], optimizer: str
             assert less.predicted < need
     with pytest.raises(BudgetTooSmall, match=f"needs {min(needs):,} bytes"):
         method.plan(state, Device(0, "some", min(needs) - 1), 0)
-    assert method.plan(state, Device(0, "any"), 0).piece == method.trainee(3)
+    assert method.plan(state, Device(0, "any"), 0).submodel == method.trainee(3)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +229,10 @@ def test_bytes_hold_for_other_models(
 )
 def test_ratios_decide_the_depth_as_in_the_paper(ratio: float, depth: int) -> None:
     method = make_mlp({"assign": "ratio"})
-    assert method.ignores_budgets
+    assert method.options.ignores_budgets
     plan = method.plan(method.setup(), Device(0, "some", 1, ratio=ratio), 0)
-    assert plan.piece == method.trainee(depth)
+    assert plan.submodel == method.trainee(depth)
+    assert plan.submodel.label == f"depth {depth}"
     assert plan.budget is None
 
 
@@ -222,7 +246,7 @@ def test_quarters_of_the_paper_have_depths_1_to_4() -> None:
         3,
         4,
     ]
-    assert method.setup().extras["depths"] == [1, 2, 3, 4]
+    assert method.setup().facts(Depths).depths == (1, 2, 3, 4)
     with pytest.raises(ConfigError, match="needs a fleet that is given by ratios"):
         method.plan(method.setup(), Device(0, "some", 10**6), 0)
 
@@ -259,7 +283,7 @@ def literal_feddyn(
     """Run FedDyn as its formulas have it, linear term and all; one full batch a step.
 
     Args:
-        method: Says what pieces there are.
+        method: Says what submodels there are.
         runner: The data.
         rounds: The depth of each device that takes part, from device 0 on, for each round.
         devices: K.
@@ -274,10 +298,10 @@ def literal_feddyn(
     for number, depths in enumerate(rounds):
         sent: dict[str, list[Tensor]] = {}
         for device, depth in enumerate(depths):
-            piece = method.trainee(depth)
-            view = method.view(piece)
-            module: Any = method.build(piece).train()
-            module.load_state_dict({name: theta[slot.name] for name, slot in view.items()})
+            submodel = method.trainee(depth)
+            view = method.submodels.view(submodel)
+            module: Any = method.submodels.build(submodel).train()
+            module.load_state_dict({name: theta[place.name] for name, place in view.items()})
             own = {view[name].name: p for name, p in module.named_parameters()}
             g = memory.setdefault(device, {})
             for name, parameter in own.items():
@@ -327,29 +351,31 @@ def test_feddyn_is_the_literal_formula(model: str, args: dict[str, Any]) -> None
         updates = [train(runner, state, plan) for plan in plans]
         before = state
         state = method.merge(before, updates)
-        known = {**before.devices, **{k: update.memory for k, update in enumerate(updates)}}
+        known = {**before.devices, **{k: update.device_state for k, update in enumerate(updates)}}
         state = replace(state, devices=known)
     theta, h, memory = literal_feddyn(method, runner, rounds, devices=5)
-    view = method.view(method.main)
+    view = method.submodels.view(method.main)
     close = {"rtol": 2e-3, "atol": 2e-5}
     assert state.tensors.keys() == theta.keys()
     for name, tensor in theta.items():
         torch.testing.assert_close(state.tensors[name], tensor, **close, msg=name)
-    parameters = set(method.parameters(state))
-    assert state.memory.keys() == {f"feddyn/{name}" for name in parameters}
+    parameters = set(method.submodels.parameters(state, method.main))
+    assert state.server_state.keys() == {f"feddyn/{name}" for name in parameters}
     for name in parameters:
-        torch.testing.assert_close(state.memory[f"feddyn/{name}"], h[name], **close, msg=name)
+        torch.testing.assert_close(state.server_state[f"feddyn/{name}"], h[name], **close, msg=name)
     for device, g in memory.items():
         found = {view[name].name: tensor for name, tensor in state.devices[device].items()}
         assert found.keys() == g.keys() == g.keys() & parameters
         for name, tensor in g.items():
             torch.testing.assert_close(found[name], tensor, **close, msg=name)
     # In the last round nobody trained the deepest blocks.
-    deepest = method.view(method.main).keys() - method.view(method.trainee(2)).keys()
+    deepest = view.keys() - method.submodels.view(method.trainee(2)).keys()
     for name in {view[local].name for local in deepest}:
         assert torch.equal(state.tensors[name], before.tensors[name])
         if name in parameters:
-            assert torch.equal(state.memory[f"feddyn/{name}"], before.memory[f"feddyn/{name}"])
+            assert torch.equal(
+                state.server_state[f"feddyn/{name}"], before.server_state[f"feddyn/{name}"]
+            )
 
 
 def test_feddyn_on_numbers() -> None:
@@ -380,7 +406,7 @@ def test_a_round_without_updates_changes_nothing() -> None:
     state = method.merge(state, [train(runner, state, plan_of(method, 1))])
     after = method.merge(state, [])
     assert sha256(after.tensors) == sha256(state.tensors)
-    assert sha256(after.memory) == sha256(state.memory) != sha256({})
+    assert sha256(after.server_state) == sha256(state.server_state) != sha256({})
 
 
 # ---- what it becomes without its parts
@@ -419,12 +445,11 @@ def test_all_devices_with_their_deepest_exit_only_are_fedavg_bit_for_bit() -> No
 
 def test_a_device_that_is_not_extended_has_its_deepest_exit_only() -> None:
     method = make(extended=False)
-    names = {slot.name for slot in method.view(method.trainee(2)).values()}
+    names = {place.name for place in method.submodels.view(method.trainee(2)).values()}
     assert {n.split(".")[1] for n in names if n.startswith("exits.")} == {"3"}
-    assert method.pieces(State({}, extras={"depths": [1, 3]})) == [
-        method.single(1),
-        method.single(3),
-    ]
+    sizes = method.sizes(State({}).noting(Depths((1, 3))))
+    assert sizes == [method.single(1), method.single(3)]
+    assert [size.label for size in sizes] == ["exit 1", "exit 3"]
 
 
 # ---- what is deployed
@@ -434,13 +459,14 @@ def test_exits_and_depths_are_deployed_up_to_the_deepest_that_trains() -> None:
     task = make_task("mlp", MLP)
     method = make(replace(task, budgets=(100, peak(make(task), 1), peak(make(task), 2))))
     state = method.setup()
-    assert state.extras["depths"] == [1, 2]
+    assert state.facts(Depths).depths == (1, 2)
     models = method.deploy(state)
     assert list(models) == ["exit 1", "exit 2", "depth 1", "depth 2"]
-    assert method.headline({"exit 1": 0.1, "exit 2": 0.2, "depth 1": 0.3, "depth 2": 0.4}) == 0.4
+    accuracies = {"exit 1": 0.1, "exit 2": 0.2, "depth 1": 0.3, "depth 2": 0.4}
+    assert method.summary_metric(accuracies) == 0.4
     x = torch.randn(5, 1, 8, 8)
     with torch.no_grad():
-        logits = {size: fill().eval()(x).clone() for size, fill in models.items()}
+        logits = {size: model.fill().eval()(x).clone() for size, model in models.items()}
     assert torch.equal(logits["depth 1"], logits["exit 1"])
     torch.testing.assert_close(logits["depth 2"], (logits["exit 1"] + logits["exit 2"]) / 2)
     assert total(make_runner(method).evaluate(state, "depth 2", None)).samples == 12
@@ -476,7 +502,7 @@ def test_without_feddyn_they_can(recipe: dict[str, Any]) -> None:
     state, runner = method.setup(), make_runner(method)
     merged = method.merge(state, [train(runner, state, plan_of(method, 1))])
     assert not torch.equal(merged.tensors["exits.1.weight"], state.tensors["exits.1.weight"])
-    assert ("first/exits.1.weight" in merged.memory) == ("server" in recipe)
+    assert ("first/exits.1.weight" in merged.server_state) == ("server" in recipe)
 
 
 # ---- whole runs
@@ -536,13 +562,13 @@ def test_a_resumed_run_goes_on_with_what_devices_and_server_remember(tmp_path: P
         expected = federation.run()
     with session.started(config, tmp_path / "run") as federation:
         state, _, _ = federation.round(federation.method.setup(), Totals(), 0)
-    assert state.memory
+    assert state.server_state
     assert state.devices
     with session.resumed(tmp_path / "run") as federation:
         assert federation.run()["state_sha256"] == expected["state_sha256"]
     ends = [RunFolder(tmp_path / name).restore() for name in ("whole", "run")]
     (whole, _), (resumed, _) = (end or pytest.fail("no checkpoint") for end in ends)
-    assert sha256(whole.memory) == sha256(resumed.memory)
+    assert sha256(whole.server_state) == sha256(resumed.server_state)
     for number, memory in whole.devices.items():
         assert sha256(memory) == sha256(resumed.devices[number])
 

@@ -30,5 +30,5 @@ def test_only_the_strong_take_part(
     for name, tensor in merged.items():
         mean = (10 * one.tensors[name] + 15 * other.tensors[name]) / 25
         torch.testing.assert_close(tensor, mean)
-    assert not method.ignores_budgets
+    assert not method.options.ignores_budgets
     assert list(method.deploy(state)) == ["full"]

@@ -36,8 +36,8 @@ def test_server_takes_the_mean_step_as_a_gradient(
             second[name] = 0.75 * second.get(name, 0) + 0.25 * step * step
             expected = tensor + 0.1 * first[name] / (second[name].sqrt() + 0.01)
             torch.testing.assert_close(state.tensors[name], expected)
-            torch.testing.assert_close(state.memory[f"first/{name}"], first[name])
-            torch.testing.assert_close(state.memory[f"second/{name}"], second[name])
+            torch.testing.assert_close(state.server_state[f"first/{name}"], first[name])
+            torch.testing.assert_close(state.server_state[f"second/{name}"], second[name])
 
 
 @pytest.mark.parametrize("server", ["fedadam", "fedadamw", "fedyogi", "fedadagrad", "fedavgm"])

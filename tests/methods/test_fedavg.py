@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
+from sizewise.families.submodels import Width
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.training.task import Task
@@ -86,7 +86,7 @@ def test_narrow_network_is_trained_by_everybody_and_has_its_own_start(
     make_task: Callable[..., Task], dataset: Dataset, partition: Partition
 ) -> None:
     method = FedAvg(make_task(args={"hidden": [6, 4]}), FedAvg.Options(width=0.5))
-    assert method.main == Submodel("width 0.5", {"width": 0.5})
+    assert (method.main, method.main.label) == (Width(0.5), "width 0.5")
     state = method.setup()
     assert state.tensors["stem.linear.weight"].shape == (3, 16)
     full = FedAvg(make_task(args={"hidden": [6, 4]})).setup().tensors["stem.linear.weight"]

@@ -7,13 +7,12 @@ import torch
 from sizewise.cutting.verification import verify
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
-from sizewise.methods.feddropout import FedDropout
+from sizewise.methods.feddropout import FedDropout, Subset
 from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
@@ -27,8 +26,8 @@ def subset(
     method: FedDropout, device: int, round_index: int, width: float = 0.5
 ) -> tuple[int, ...]:
     """Return the units of the first hidden layer that a device trains."""
-    piece = method.choose(width, Device(device, "any"), round_index)
-    return tuple(method.kept(piece)["stem.linear.weight:0"].tolist())
+    submodel = method.choose(width, Device(device, "any"), round_index)
+    return tuple(method.submodels.kept(submodel)["stem.linear.weight:0"].tolist())
 
 
 @pytest.fixture
@@ -60,18 +59,23 @@ def test_subsets_can_come_from_a_pool(wide: Task) -> None:
 
 def test_layers_draw_their_own_subsets(wide: Task) -> None:
     method = make(wide)
-    kept = method.kept(method.choose(0.5, Device(0, "any"), 0))
+    kept = method.submodels.kept(method.choose(0.5, Device(0, "any"), 0))
     assert not torch.equal(kept["stem.linear.weight:0"], kept["blocks.0.linear.weight:0"])
 
 
 def test_whole_model_has_no_draw(wide: Task) -> None:
-    assert make(wide, widths=(1,)).choose(1.0, Device(0, "any"), 3) == Submodel()
+    assert make(wide, widths=(1,)).choose(1.0, Device(0, "any"), 3) == Subset()
 
 
 def test_residual_streams_run_as_if_the_others_were_masked(make_task: Tasks) -> None:
     method = make(make_task("preresnet8"), widths=(0.25,))
-    piece = method.choose(0.25, Device(1, "any"), 2)
-    verify(method.task.build(), method.channels, method.kept(piece), torch.randn(3, 1, 4, 4))
+    submodel = method.choose(0.25, Device(1, "any"), 2)
+    verify(
+        method.task.build(),
+        method.task.channels,
+        method.submodels.kept(submodel),
+        torch.randn(3, 1, 4, 4),
+    )
 
 
 def test_full_model_is_deployed(
@@ -80,7 +84,9 @@ def test_full_model_is_deployed(
     method = FedDropout(make_task("cnn", {"layers": [8, 8]}, shares=(0.25, 0.5)))
     state = federate(method, 2)
     assert list(method.deploy(state)) == ["full"]
-    assert LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)["full"].samples == 12
+    assert (
+        LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)["full"].samples == 12
+    )
 
 
 def test_empty_pool_is_refused() -> None:

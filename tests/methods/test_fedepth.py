@@ -27,18 +27,18 @@ from depth_cases import (
 from sizewise import config as configs
 from sizewise.common import rng
 from sizewise.data.partitions import Partition
-from sizewise.engines.pool import PoolEngine
 from sizewise.engines.device_runner import DeviceRunner
-from sizewise.exchange.plan import Plan, Refusal
+from sizewise.engines.pool import PoolEngine
+from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State, sha256
 from sizewise.exchange.view import Tensors
-from sizewise.families.depthwise import PEERS, _in_order
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedepth import FeDepth, mutual
+from sizewise.methods.fedepth.blocks import PEERS, Blocks, Run
+from sizewise.methods.fedepth.schedule import in_order
 from sizewise.runs import session
 from sizewise.runs.folder import RunFolder, Totals
 from sizewise.steps.optimizers import make_optimizer
-from sizewise.surgery.blockwise import Blocks
 from sizewise.training import buffering
 from sizewise.training.loop import workload
 
@@ -172,7 +172,8 @@ def test_a_round_is_the_plain_loop(
     runner = make_runner(fedepth)
     update = train(runner, state, plan)
     expected = by_hand(runner, state, runs, bypassed, device=1)
-    found = {fedepth.view(plan.piece)[name].name: t for name, t in update.tensors.items()}
+    view = fedepth.submodels.view(plan.submodel)
+    found = {view[name].name: tensor for name, tensor in update.tensors.items()}
     assert found
     same(found, {name: expected[name] for name in found})
     # All else is as it was received, and is not sent.
@@ -200,9 +201,10 @@ def test_one_optimizer_for_a_round_is_that_of_the_plain_loop(
     plan = plan_for(fedepth, RUNS, device=1)
     runner, state = make_runner(fedepth), start(fedepth, plan)
     update = train(runner, state, plan)
-    found = {fedepth.view(plan.piece)[name].name: t for name, t in update.tensors.items()}
+    view = fedepth.submodels.view(plan.submodel)
+    found = {view[name].name: tensor for name, tensor in update.tensors.items()}
     same(found, by_hand(runner, state, RUNS, device=1, lasting=lasting))
-    assert update.memory == {}, "it lasts no longer than a round"
+    assert update.device_state == {}, "it lasts no longer than a round"
     # With fresh ones only the first run, which has nothing to go on from, is the same.
     fresh = inner(train(make_runner(other := make(fedepth.task, **options)), state, plan).tensors)
     assert other.options.optimizers == "stage"
@@ -215,14 +217,13 @@ def test_peers_keep_their_optimizer_as_well() -> None:
     updates = {}
     for lasting in ("stage", "round"):
         fedepth = make(make_task(epochs=1), optimizers=lasting)
-        schedule = _in_order([fedepth._mixed(0, 0, 2), fedepth._mixed(0, 2, 4)])
+        schedule = in_order([fedepth.scheduler.mixed(0, 0, 2), fedepth.scheduler.mixed(0, 2, 4)])
         stages = tuple(replace(stage, lr=0.05) for stage in schedule.stages)
-        plan = Plan(0, 0, "rich", schedule.piece, stages)
+        plan = Plan(0, 0, "rich", schedule.submodel, stages)
         updates[lasting] = train(make_runner(fedepth), fedepth.setup(), plan)
     stage, lasts = updates["stage"], updates["round"]
-    assert (
-        stage.memory.keys() == lasts.memory.keys() == {f"peers.0.{n}" for n in inner(lasts.tensors)}
-    )
+    names = {f"peers.0.{n}" for n in inner(lasts.tensors)}
+    assert stage.device_state.keys() == lasts.device_state.keys() == names
     name = "model.blocks.0.conv1.weight"
     assert not torch.equal(stage.tensors[name], lasts.tensors[name]), "the whole model trains on"
 
@@ -266,7 +267,7 @@ def test_frozen_blocks_keep_their_bits_and_statistics(stop: int) -> None:
         if not name.startswith("head"):
             assert torch.equal(before[name], after[name]), name
     assert int(after["blocks.0.norm1.num_batches_tracked"]) == 4
-    module = inner(dict(fedepth.module(plan.piece).state_dict()))
+    module = inner(dict(fedepth.submodels.module(plan.submodel).state_dict()))
     for name, tensor in state.tensors.items():
         if any(name.startswith(f"blocks.{number}.") for number in range(stop + 1, 4)):
             assert name not in after
@@ -278,7 +279,7 @@ def test_dropout_is_off_in_frozen_blocks() -> None:
     fedepth = make(task)
     plan = plan_for(fedepth, [(1, 2)])
     runner, state = make_runner(fedepth), start(fedepth, plan)
-    module: Any = fedepth.module(plan.piece)
+    module: Any = fedepth.submodels.module(plan.submodel)
     seen: list[tuple[nn.Module, Tensor]] = []
     handles = [
         part.register_forward_hook(lambda part, _, out: seen.append((part, out.detach())))
@@ -319,7 +320,7 @@ def test_metered_is_predicted_for_every_stage(
     plan = plan_for(fedepth, RUNS)
     state = start(fedepth, plan)
     for stage in plan.stages:
-        predicted = fedepth.footprint(plan.piece, stage).peak
+        predicted = fedepth.peak(plan.submodel, stage)
         update = train(runner, state, replace(plan, stages=(stage,), budget=predicted))
         assert update.peak_bytes == predicted
         short = runner.train(state, replace(plan, stages=(stage,), budget=predicted - 1))
@@ -334,7 +335,7 @@ def test_what_an_optimizer_keeps_is_within_the_predicted_bytes(optimizer: str) -
     task = replace(make_task(optimizer=optimizer, batch=2, epochs=2, lr=0.01), enforce=True)
     fedepth = make(task, optimizers="round")
     plan = plan_for(fedepth, ((1, 2), (2, 3), (3, 4)))
-    peaks = [fedepth.footprint(plan.piece, stage).peak for stage in plan.stages]
+    peaks = [fedepth.peak(plan.submodel, stage) for stage in plan.stages]
     assert max(peaks) == peaks[-1]
     runner, state = make_runner(fedepth), start(fedepth, plan)
     assert train(runner, state, replace(plan, budget=peaks[-1])).peak_bytes == peaks[-1]
@@ -345,17 +346,19 @@ def test_what_an_optimizer_keeps_is_within_the_predicted_bytes(optimizer: str) -
 def test_metered_is_predicted_for_models_that_learn_together() -> None:
     fedepth = make(make_task(batch=32, epochs=2, max_steps=2), models=3)
     runner, state = with_rows(make_runner(fedepth), 32), fedepth.setup()
-    schedules = [fedepth._regular(2), fedepth._mixed(1, 1, 3)]
+    schedules = [fedepth.scheduler.regular(2), fedepth.scheduler.mixed(1, 1, 3)]
     for schedule in schedules:
-        schedule = _in_order([schedule])
-        plan = Plan(0, 0, "rich", schedule.piece, (replace(schedule.stages[0], epochs=2),))
-        predicted = fedepth.footprint(plan.piece, plan.stages[0]).peak
+        schedule = in_order([schedule])
+        plan = Plan(0, 0, "rich", schedule.submodel, (replace(schedule.stages[0], epochs=2),))
+        predicted = fedepth.peak(plan.submodel, plan.stages[0])
         assert train(runner, state, replace(plan, budget=predicted)).peak_bytes == predicted
 
 
 def with_rows(runner: DeviceRunner, count: int) -> DeviceRunner:
     """Return a runner whose devices have so many samples, some of them often."""
-    return replace(runner, partition=Partition(torch.arange(3 * count) % 36, torch.arange(4) * count))
+    return replace(
+        runner, partition=Partition(torch.arange(3 * count) % 36, torch.arange(4) * count)
+    )
 
 
 # ---- fixed batches and buffers
@@ -406,7 +409,7 @@ def test_buffers_do_not_change_a_bit(
     same(in_memory.tensors, expected)
     assert places == [(True, 0)] * 5  # Images, then the stem's outputs and those of three blocks.
     places.clear()
-    tight = max(buffered.footprint(plan.piece, stage).peak for stage in plan.stages)
+    tight = max(buffered.peak(plan.submodel, stage) for stage in plan.stages)
     on_disk = train(runner, state, replace(plan, budget=tight))
     same(on_disk.tensors, expected)
     # Small feature maps may find room in a late stage.
@@ -435,7 +438,7 @@ def test_buffers_are_in_memory_as_far_as_there_is_room(
     runner = make_runner(fedepth)
     state = fedepth.setup()
     base = plan_for(fedepth, [(0, 2), (2, 4)], device=1)  # One of its nine samples is left over.
-    tight = max(fedepth.footprint(base.piece, stage).peak for stage in base.stages)
+    tight = max(fedepth.peak(base.submodel, stage) for stage in base.stages)
     images = 9 * 64 * 4
     seen, results = [], []
     for budget in (tight, tight + images - 1, tight + images, tight + 5000, tight + 10**6):
@@ -476,7 +479,7 @@ def test_what_a_stage_left_is_not_alive_while_a_buffer_is_filled(
 def test_a_buffer_counts_with_the_samples_left_over() -> None:
     fedepth = make(make_task(), data="buffered")
     plan = replace(plan_for(fedepth, [(0, 2), (2, 4)]), budget=10**6)
-    peak = fedepth.footprint(plan.piece, plan.stages[1]).peak
+    peak = fedepth.peak(plan.submodel, plan.stages[1])
     held = torch.empty(9, 1, 8, 8)[:8]
     assert fedepth._room(plan, plan.stages[1:], [held]) == 10**6 - peak - 9 * 64 * 4
 
@@ -503,8 +506,9 @@ def test_prefixes_in_parts_give_the_same(model: str, args: dict[str, Any], norm:
     whole = plan_for(fedepth, [(1, 2), (2, 3)])
     stages = []
     for stage in whole.stages:
-        blocks = replace(Blocks.read(stage.cut["blocks"]), micro=3)
-        (part,) = fedepth._staged(blocks).stages
+        run = replace(stage.work, blocks=replace(stage.work.blocks, micro=3))
+        (part,) = fedepth.scheduler._staged(run).stages
+        assert part.work.blocks.micro == 3
         stages.append(replace(part, lr=stage.lr, epochs=stage.epochs))
     runner, state = make_runner(fedepth), fedepth.setup()
     expected = train(runner, state, whole).tensors
@@ -524,13 +528,13 @@ def test_mutual_loss_by_hand(count: int) -> None:
     labels = torch.tensor([0, 2, 1, 1])
 
     class Given:
-        peers = tuple(range(1, count))
+        model, peers = 0, tuple(range(1, count))
 
-        def __call__(self, inputs: Tensor, blocks: Blocks, model: int = 0) -> Tensor:
+        def __call__(self, inputs: Tensor, blocks: Blocks, model: int) -> Tensor:
             return logits[model]
 
     others = (Blocks((0,)),) * (count - 1)
-    found = mutual(Given(), torch.empty(4), labels, Blocks((0,)), others)  # type: ignore[arg-type]
+    found = mutual(Given(), torch.empty(4), labels, Run(Blocks((0,)), others))  # type: ignore[arg-type]
     found.backward()
     total = 0.0
     for i, own in enumerate(logits):
@@ -547,10 +551,10 @@ def test_mutual_loss_by_hand(count: int) -> None:
 
 
 def together(fedepth: FeDepth, peers: int, device: int = 0, round_index: int = 0) -> Plan:
-    schedule = fedepth._regular(peers)
-    (whole,) = fedepth.stages(round_index)
+    schedule = fedepth.scheduler.regular(peers)
+    whole = fedepth.task.stage(round_index)
     stage = replace(schedule.stages[0], lr=whole.lr, epochs=whole.epochs)
-    return Plan(device, round_index, "rich", schedule.piece, (stage,))
+    return Plan(device, round_index, "rich", schedule.submodel, (stage,))
 
 
 def two_by_hand(runner: DeviceRunner, nets: list[nn.Module], round_index: int) -> None:
@@ -583,7 +587,7 @@ def test_two_rounds_of_two_models_by_hand() -> None:
         two_by_hand(runner, nets, round_index)
         for prefix, tensors, net in (
             ("model.", update.tensors, nets[0]),
-            ("peers.0.", update.memory, nets[1]),
+            ("peers.0.", update.device_state, nets[1]),
         ):
             expected = net.state_dict()
             assert tensors.keys() == {prefix + name for name in expected}
@@ -591,14 +595,14 @@ def test_two_rounds_of_two_models_by_hand() -> None:
                 torch.testing.assert_close(tensors[prefix + name], tensor, rtol=1e-4, atol=1e-6)
         if round_index == 0:
             # They are the same so far: the same start, data, and teachers that agree.
-            same({n[8:]: t for n, t in update.memory.items()}, inner(update.tensors))
+            same({n[8:]: t for n, t in update.device_state.items()}, inner(update.tensors))
             drawn = torch.Generator().manual_seed(5)
             news = {
                 n: t + 0.1 * torch.rand(t.shape, generator=drawn)
                 for n, t in nets[0].state_dict().items()
             }
             nets[0].load_state_dict(news)
-            state = State(news, devices={0: update.memory})
+            state = State(news, devices={0: update.device_state})
     peer, own = (t["head.linear.weight"] for t in (nets[1].state_dict(), nets[0].state_dict()))
     assert not torch.allclose(peer, own, atol=1e-3)
 
@@ -606,32 +610,37 @@ def test_two_rounds_of_two_models_by_hand() -> None:
 def test_another_peer_starts_from_what_is_received_when_it_comes() -> None:
     fedepth = make(make_task(), models=3)
     runner, state = make_runner(fedepth), fedepth.setup()
-    memory = train(runner, state, together(fedepth, 1)).memory
+    memory = train(runner, state, together(fedepth, 1)).device_state
     news = State({n: t + 0.01 for n, t in state.tensors.items()}, devices={0: memory})
     seen = {}
-    fit = fedepth.fit
-    fedepth.fit = lambda plan, tensors, shard, **_: (
-        seen.update(tensors) or fit(plan, tensors, shard)
-    )  # type: ignore[func-returns-value, method-assign]
+    fit = fedepth.trainer.fit
+
+    def spy(plan: Plan, tensors: Tensors, *rest: Any, **named: Any) -> Update:
+        seen.update(tensors)
+        return fit(plan, tensors, *rest, **named)
+
+    fedepth.trainer.fit = spy  # type: ignore[method-assign]
     update = train(runner, news, together(fedepth, 2, round_index=1))
     for name, tensor in news.tensors.items():
         assert torch.equal(seen[f"{PEERS}0.{name}"], memory[f"{PEERS}0.{name}"])
         assert torch.equal(seen[f"{PEERS}1.{name}"], tensor)
-    assert {name.split(".")[1] for name in update.memory} == {"0", "1"}
+    assert {name.split(".")[1] for name in update.device_state} == {"0", "1"}
 
 
 def test_blocks_of_a_peer_in_turn() -> None:
     fedepth = make(make_task(epochs=1, weight_decay=0.1))
     runner, state = make_runner(fedepth), fedepth.setup()
-    schedule = _in_order([fedepth._mixed(0, 0, 2), fedepth._mixed(0, 2, 4)])
+    schedule = in_order([fedepth.scheduler.mixed(0, 0, 2), fedepth.scheduler.mixed(0, 2, 4)])
     stages = tuple(replace(stage, lr=0.05) for stage in schedule.stages)
-    plan = Plan(0, 0, "rich", schedule.piece, stages)
+    plan = Plan(0, 0, "rich", schedule.submodel, stages)
     first = train(runner, state, replace(plan, stages=stages[:1]))
     both = train(runner, state, plan)
     for name in state.tensors:
-        unmoved = torch.equal(first.memory[f"peers.0.{name}"], state.tensors[name])
+        unmoved = torch.equal(first.device_state[f"peers.0.{name}"], state.tensors[name])
         assert unmoved == name.startswith(("blocks.2", "blocks.3")), name
-        kept = torch.equal(first.memory[f"peers.0.{name}"], both.memory[f"peers.0.{name}"])
+        kept = torch.equal(
+            first.device_state[f"peers.0.{name}"], both.device_state[f"peers.0.{name}"]
+        )
         assert kept == name.startswith(("stem", "blocks.0", "blocks.1")), name
         assert not torch.equal(first.tensors[f"model.{name}"], both.tensors[f"model.{name}"])
     assert both.tensors.keys() == {f"model.{name}" for name in state.tensors}
@@ -681,19 +690,8 @@ def test_a_single_step_does_not_speak_for_devices_that_take_several() -> None:
     assert one.peak_bytes < two.peak_bytes == plan.predicted
 
 
-class Always(dict[Any, Any]):
-    """Footprints that are known before anybody asks."""
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __getitem__(self, key: object) -> Any:
-        return type("Known", (), {"peak": 1})
-
-
 def test_learning_rate_follows_the_schedule() -> None:
     fedepth = make(make_task(schedule="cosine", ratios=(0.4,)), assign="ratio")
-    fedepth._footprints = Always()
     plan = fedepth.plan(State({}), Device(0, "some", ratio=0.4), 1)
     assert {stage.lr for stage in plan.stages} == {fedepth.task.recipe.lr_at(1, 3)}
 
@@ -725,7 +723,7 @@ def test_server_optimiser_leaves_alone_what_nobody_trained() -> None:
         covered = name.startswith(("blocks.2", "blocks.3", "head", "exits.3"))
         for before, after in ((state, first), (first, second)):
             assert torch.equal(before.tensors[name], after.tensors[name]) != covered, name
-        assert (f"first/{name}" in second.memory) == covered
+        assert (f"first/{name}" in second.server_state) == covered
     step = first.tensors["exits.3.4.weight"] - state.tensors["exits.3.4.weight"]
     assert float(step.abs().max()) <= 0.1 * 0.1 / math.sqrt(0.01) + 1e-6  # eta m / sqrt(v)
 

@@ -28,12 +28,14 @@ from sizewise.training.task import Task
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
 DEVICES = [Device(number, "any") for number in range(3)]
 
-MakeSite = Callable[..., DeviceRunner]
+MakeRunner = Callable[..., DeviceRunner]
 
 
 @pytest.fixture
-def make_runner(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
-    """Return a maker of sites: a shallow model on devices, a deep one on the server."""
+def make_runner(
+    make_task: Callable[..., Task], dataset: Dataset, partition: Partition
+) -> MakeRunner:
+    """Return a maker of runners: a shallow model on devices, a deep one on the server."""
 
     def make(options: dict[str, Any] | None = None, **recipe: Any) -> DeviceRunner:
         task = make_task(DEEP, {}, **{"norm": "tracked", **recipe})
@@ -50,35 +52,38 @@ def do_round(
     return rounds.do_round(runner, state, round_index, devices)
 
 
-def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(make_runner: MakeSite) -> None:
+def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(
+    make_runner: MakeRunner,
+) -> None:
     runner = make_runner()
     method: Any = runner.method
     state, updates = do_round(runner, method.setup(), 0)
     for update in updates:
         rows = runner.partition.shard(update.plan.device)
         assert update.tensors == {}
-        assert set(update.shared) == {FEATURES, LOGITS, LABELS}
-        assert torch.equal(update.shared[LABELS], runner.dataset.train_labels[rows])
-        model: Any = method.build(method.small)
-        model.load_state_dict(update.memory)
+        assert set(update.sample_payload) == {FEATURES, LOGITS, LABELS}
+        assert torch.equal(update.sample_payload[LABELS], runner.dataset.train_labels[rows])
+        model: Any = method.submodels.build(method.small)
+        model.load_state_dict(update.device_state)
         images = runner.transform(runner.dataset.train_inputs[rows], None)
         features = model.eval().stem(images)
-        torch.testing.assert_close(update.shared[FEATURES], features)
-        torch.testing.assert_close(update.shared[LOGITS], model(images))
+        torch.testing.assert_close(update.sample_payload[FEATURES], features)
+        torch.testing.assert_close(update.sample_payload[LOGITS], model(images))
     assert {name.partition(".")[0] for name in state.tensors} == {"blocks", "head"}
     assert "blocks.2.0.weight" in state.tensors
 
 
-def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_runner: MakeSite) -> None:
+def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_runner: MakeRunner) -> None:
     """A slow reference: one pass after the other over the joined samples."""
     runner = make_runner(batch=7, lr=0.02, weight_decay=1e-3)
     method: Any = runner.method
     before = method.setup()
     state, updates = do_round(runner, before, 0)
     features, labels = (
-        torch.cat([update.shared[name] for update in updates]) for name in (FEATURES, LABELS)
+        torch.cat([update.sample_payload[name] for update in updates])
+        for name in (FEATURES, LABELS)
     )
-    model = method.build(method.main)
+    model = method.submodels.build(method.main)
     model.load_state_dict(before.tensors)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.9, weight_decay=1e-3)
@@ -95,17 +100,17 @@ def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_runner: Mak
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(state.tensors[name], tensor)
     for number, rows in enumerate(torch.split(answers, [5, 10, 15])):
-        torch.testing.assert_close(state.memory[f"{LOGITS}/{number}"], rows)
+        torch.testing.assert_close(state.server_state[f"{LOGITS}/{number}"], rows)
 
 
-def test_devices_learn_from_the_answers_from_their_second_round_on(make_runner: MakeSite) -> None:
+def test_devices_learn_from_the_answers_from_their_second_round_on(make_runner: MakeRunner) -> None:
     runner = make_runner()
     method = runner.method
     state, _ = do_round(runner, method.setup(), 0, DEVICES[:2])
     plans = [method.plan(state, device, 1) for device in DEVICES]
-    assert [plan.stages[0].name for plan in plans] == ["distil", "distil", "local"]
-    assert torch.equal(method.parcel(state, plans[0])[LOGITS], state.memory[f"{LOGITS}/0"])
-    assert method.parcel(state, plans[2]) == {}
+    assert [plan.stages[0].work.label for plan in plans] == ["distil", "distil", "local"]
+    assert torch.equal(method.payload(state, plans[0])[LOGITS], state.server_state[f"{LOGITS}/0"])
+    assert method.payload(state, plans[2]) == {}
     taught = runner.train(state, plans[0])
     untaught = runner.train(state, plans[0], {})
     assert isinstance(taught, Update)
@@ -113,8 +118,8 @@ def test_devices_learn_from_the_answers_from_their_second_round_on(make_runner: 
     assert taught.loss > untaught.loss  # A distance is added to the cross entropy.
     # A device that is not asked keeps its answers.
     later, _ = do_round(runner, state, 1, DEVICES[1:])
-    assert torch.equal(later.memory[f"{LOGITS}/0"], state.memory[f"{LOGITS}/0"])
-    assert not torch.equal(later.memory[f"{LOGITS}/1"], state.memory[f"{LOGITS}/1"])
+    assert torch.equal(later.server_state[f"{LOGITS}/0"], state.server_state[f"{LOGITS}/0"])
+    assert not torch.equal(later.server_state[f"{LOGITS}/1"], state.server_state[f"{LOGITS}/1"])
 
 
 def softened(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -123,13 +128,18 @@ def softened(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return 9 * (truth * (truth.log() - (logits / 3).log_softmax(1))).sum(1).mean()
 
 
-def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_runner: MakeSite) -> None:
+def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(
+    make_runner: MakeRunner,
+) -> None:
     """One Adam with AMSGrad for a device and one for the server, over three rounds."""
     numbers = {"lr": 0.01, "weight_decay": 1e-4}
     runner = make_runner({"optimizers": "run"}, optimizer="amsgrad", batch=5, **numbers)
     method: Any = runner.method
     state, device = method.setup(), DEVICES[1]
-    small, large = method.build(method.small).train(), method.build(method.main).train()
+    small, large = (
+        method.submodels.build(method.small).train(),
+        method.submodels.build(method.main).train(),
+    )
     ours, theirs = (
         torch.optim.Adam(model.parameters(), amsgrad=True, **numbers) for model in (small, large)
     )
@@ -147,7 +157,7 @@ def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_runner:
             (loss if answers is None else loss + softened(logits, answers[batch])).backward()
             ours.step()
         for name, tensor in small.state_dict().items():
-            torch.testing.assert_close(update.memory[name], tensor, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(update.device_state[name], tensor, rtol=1e-4, atol=1e-5)
         features = small.eval().stem(images).detach()
         answers, generator = torch.zeros(10, 3), rng.torch_generator(0, "server", number)
         for _ in range(2):
@@ -160,30 +170,32 @@ def test_optimizers_that_last_for_the_run_are_those_of_a_plain_loop(make_runner:
                 answers[batch] = logits.detach()
         for name, tensor in large.state_dict().items():
             torch.testing.assert_close(state.tensors[name], tensor, rtol=1e-4, atol=1e-5)
-    assert int(state.memory["optimizer/step/head.0.weight"]) == 3 * 4
+    assert int(state.server_state["optimizer/step/head.0.weight"]) == 3 * 4
     assert int(state.devices[1]["optimizer/step/head.weight"]) == 3 * 2
     # Fresh ones in each round do something else.
     fresh = make_runner({}, optimizer="amsgrad", batch=5, **numbers)
     other = method.setup()
     for number in range(2):
         other, _ = do_round(fresh, other, number, [device])
-    assert not any(name.startswith("optimizer/") for name in {**other.memory, **other.devices[1]})
+    assert not any(
+        name.startswith("optimizer/") for name in {**other.server_state, **other.devices[1]}
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "amsgrad"])
 def test_what_is_remembered_is_not_changed_and_within_the_predicted_bytes(
-    make_runner: MakeSite, optimizer: str
+    make_runner: MakeRunner, optimizer: str
 ) -> None:
     runner = make_runner({"optimizers": "run"}, optimizer=optimizer, lr=0.01)
     state, _ = do_round(runner, runner.method.setup(), 0)
-    before = [sha256(state.memory), sha256(state.devices[2])]
+    before = [sha256(state.server_state), sha256(state.devices[2])]
     plan = runner.method.plan(state, DEVICES[2], 1)
     assert plan.predicted is not None
     update = runner.train(state, replace(plan, budget=plan.predicted))
     assert isinstance(update, Update), update
     assert update.peak_bytes == plan.predicted
     runner.method.merge(state, [update])
-    assert [sha256(state.memory), sha256(state.devices[2])] == before
+    assert [sha256(state.server_state), sha256(state.devices[2])] == before
     # A step is all it takes: unlike a fresh one, this optimiser has its moments from the start.
     short = replace(runner.method.task.recipe, max_steps=1)
     task = replace(runner.method.task, recipe=short, enforce=True)
@@ -193,7 +205,7 @@ def test_what_is_remembered_is_not_changed_and_within_the_predicted_bytes(
     assert single.peak_bytes == plan.predicted
 
 
-def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_runner: MakeSite) -> None:
+def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_runner: MakeRunner) -> None:
     state = make_runner().method.setup()
     assert make_runner().method.merge(state, []) is state
 
@@ -209,28 +221,29 @@ def test_a_round_in_which_nobody_tells_anything_changes_nothing(make_runner: Mak
         (lambda told: {FEATURES: told[FEATURES]}, "was asked for and did not come"),
     ],
 )
-def test_what_does_not_fit_is_refused(make_runner: MakeSite, damage: Any, reason: str) -> None:
+def test_what_does_not_fit_is_refused(make_runner: MakeRunner, damage: Any, reason: str) -> None:
     runner = make_runner()
-    state, updates = do_round(runner, runner.method.setup(), 0)
+    _, updates = do_round(runner, runner.method.setup(), 0)
+    traffic = runner.method.traffic(updates[1].plan, updates[1].samples)
     with pytest.raises(UpdateRefused, match=reason):
-        runner.method.check(state, replace(updates[1], shared=damage(updates[1].shared)))
+        traffic.check(damage(updates[1].sample_payload))
 
 
-def test_clipping_and_noise_blur_features_and_logits(make_runner: MakeSite) -> None:
+def test_clipping_and_noise_blur_features_and_logits(make_runner: MakeRunner) -> None:
     runner = make_runner({"clip": 0.25})
     _, updates = do_round(runner, runner.method.setup(), 0)
     for update in updates:
         for name in (FEATURES, LOGITS):
-            assert float(update.shared[name].norm(dim=1).max()) <= 0.25 + 1e-6
+            assert float(update.sample_payload[name].norm(dim=1).max()) <= 0.25 + 1e-6
     noisy = make_runner({"noise": 0.5})
     _, others = do_round(noisy, noisy.method.setup(), 0)
     _, plain = do_round(make_runner(), make_runner().method.setup(), 0)
-    added = others[2].shared[FEATURES] - plain[2].shared[FEATURES]
+    added = others[2].sample_payload[FEATURES] - plain[2].sample_payload[FEATURES]
     assert 0.3 < float(added.std()) < 0.7
-    assert torch.equal(others[2].shared[LABELS], plain[2].shared[LABELS])
+    assert torch.equal(others[2].sample_payload[LABELS], plain[2].sample_payload[LABELS])
 
 
-def test_predicted_bytes_hold_what_a_step_needs(make_runner: MakeSite) -> None:
+def test_predicted_bytes_hold_what_a_step_needs(make_runner: MakeRunner) -> None:
     runner = make_runner(momentum=0.9)
     state, _ = do_round(runner, runner.method.setup(), 0)
     plan = runner.method.plan(state, DEVICES[2], 1)
@@ -304,11 +317,11 @@ def test_a_resumed_run_goes_on_with_the_optimizers(tmp_path: Path) -> None:
         assert federation.run()["state_sha256"] == expected["state_sha256"]
     ends = [RunFolder(tmp_path / name).restore() for name in ("whole", "run")]
     (whole, _), (resumed, _) = (end or pytest.fail("no checkpoint") for end in ends)
-    assert sha256(whole.memory) == sha256(resumed.memory)
-    assert any(name.startswith("optimizer/largest/") for name in whole.memory)
-    for number, memory in whole.devices.items():
-        assert any(name.startswith("optimizer/largest/") for name in memory)
-        assert sha256(memory) == sha256(resumed.devices[number])
+    assert sha256(whole.server_state) == sha256(resumed.server_state)
+    assert any(name.startswith("optimizer/largest/") for name in whole.server_state)
+    for number, device_state in whole.devices.items():
+        assert any(name.startswith("optimizer/largest/") for name in device_state)
+        assert sha256(device_state) == sha256(resumed.devices[number])
     plain, _ = trained(tmp_path / "fresh", recipe=tables["recipe"])
     assert plain["state_sha256"] != expected["state_sha256"]
 

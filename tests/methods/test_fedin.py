@@ -18,14 +18,15 @@ from sizewise import config as configs
 from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import BudgetTooSmall, ConfigError, UpdateRefused
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedin import EARLY, LATE, FedIN
+from sizewise.methods.fedin.architectures import Architecture
 from sizewise.methods.local import Local
 from sizewise.runs import preview, session
 from sizewise.training.task import Task
@@ -33,12 +34,14 @@ from sizewise.training.task import Task
 SHALLOW, DEEP, OTHER = (f"mixed_models:{name}" for name in ("shallow", "deep", "other"))
 DEVICES = [Device(0, "a", model=SHALLOW), Device(1, "b", model=DEEP), Device(2, "c", model=DEEP)]
 
-MakeSite = Callable[..., DeviceRunner]
+MakeRunner = Callable[..., DeviceRunner]
 
 
 @pytest.fixture
-def make_runner(make_task: Callable[..., Task], dataset: Dataset, partition: Partition) -> MakeSite:
-    """Return a maker of sites: three devices of two architectures by default."""
+def make_runner(
+    make_task: Callable[..., Task], dataset: Dataset, partition: Partition
+) -> MakeRunner:
+    """Return a maker of runners: three devices of two architectures by default."""
 
     def make(
         options: dict[str, Any] | None = None,
@@ -72,34 +75,34 @@ def run(runner: DeviceRunner, rounds: int = 2, devices: list[Device] = DEVICES) 
 
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential", "none"])
-def test_intermediate_layers_never_appear_in_messages(make_runner: MakeSite, rule: str) -> None:
+def test_intermediate_layers_never_appear_in_messages(make_runner: MakeRunner, rule: str) -> None:
     runner = make_runner({"rule": rule})
     method, state = runner.method, runner.method.setup()
     for round_index in range(3):
         for device in DEVICES:
             plan = method.plan(state, device, round_index)
-            sent = {*method.view(plan.piece), *method.parcel(state, plan)}
+            sent = {*method.submodels.view(plan.submodel), *method.payload(state, plan)}
             assert not any(name.startswith("blocks") for name in sent)
         state, updates = do_round(runner, state, round_index)
         for update in updates:
             names = {name.partition(".")[0] for name in update.tensors}
             assert names == {"stem", "head"}
-            assert set(update.shared) == (set() if rule == "none" else {EARLY, LATE})
-            assert {name.partition(".")[0] for name in update.memory} == {"blocks"}
+            assert set(update.sample_payload) == (set() if rule == "none" else {EARLY, LATE})
+            assert {name.partition(".")[0] for name in update.device_state} == {"blocks"}
         assert {name.partition(".")[0] for name in state.tensors} == {"stem", "head"}
-    parameters = {n for n, _ in method.pattern(method.main).named_parameters()}
+    parameters = {n for n, _ in method.submodels.pattern(method.main).named_parameters()}
     for update in updates:
-        own = dict(method.pattern(update.plan.piece).named_parameters())
+        own = dict(method.submodels.pattern(update.plan.submodel).named_parameters())
         blocks = {name for name in own if name.startswith("blocks")}
-        assert blocks <= update.memory.keys()
-    assert parameters >= set(method.parameters(state)) == set(state.tensors)
+        assert blocks <= update.device_state.keys()
+    assert parameters >= set(method.submodels.parameters(state, method.main)) == set(state.tensors)
 
 
-def test_devices_keep_their_layers_from_round_to_round(make_runner: MakeSite) -> None:
+def test_devices_keep_their_layers_from_round_to_round(make_runner: MakeRunner) -> None:
     runner = make_runner()
     state = run(runner, 1)
     before = state.devices[1]
-    model = runner.method.deploy(state)[f"device 1 ({DEEP})"]().state_dict()
+    model = runner.method.deploy(state)[f"device 1 ({DEEP})"].fill().state_dict()
     for name, tensor in before.items():
         assert torch.equal(model[name], tensor)
     for name, tensor in state.tensors.items():
@@ -109,7 +112,7 @@ def test_devices_keep_their_layers_from_round_to_round(make_runner: MakeSite) ->
     )
 
 
-def test_the_server_takes_the_mean_of_the_ends(make_runner: MakeSite) -> None:
+def test_the_server_takes_the_mean_of_the_ends(make_runner: MakeRunner) -> None:
     runner = make_runner()
     state, updates = do_round(runner, runner.method.setup(), 0)
     for name, tensor in state.tensors.items():
@@ -117,28 +120,28 @@ def test_the_server_takes_the_mean_of_the_ends(make_runner: MakeSite) -> None:
         torch.testing.assert_close(tensor, expected)
 
 
-def test_an_upgraded_device_begins_its_new_model_afresh(make_runner: MakeSite) -> None:
+def test_an_upgraded_device_begins_its_new_model_afresh(make_runner: MakeRunner) -> None:
     runner = make_runner()
     state = run(runner, 1)
     method: Any = runner.method
-    piece = method.piece(DEEP)
+    submodel = Architecture(DEEP)
     received = {**state.tensors}
-    fresh = method.start(piece, received, {})
-    for memory in (state.devices[0], {}):  # That of the shallow model does not fit.
-        start = method.start(piece, received, memory)
+    fresh = method.start(submodel, received, {})
+    for device_state in (state.devices[0], {}):  # That of the shallow model does not fit.
+        start = method.start(submodel, received, device_state)
         assert all(torch.equal(start[name], fresh[name]) for name in fresh)
     assert not torch.equal(
-        method.start(piece, received, state.devices[1])["blocks.0.0.weight"],
+        method.start(submodel, received, state.devices[1])["blocks.0.0.weight"],
         fresh["blocks.0.0.weight"],
     )
 
 
-def test_a_device_with_frozen_layers_remembers_the_others(make_runner: MakeSite) -> None:
+def test_a_device_with_frozen_layers_remembers_the_others(make_runner: MakeRunner) -> None:
     model = "mixed_models:partly_frozen"
     runner = make_runner(model=model, models=(model,))
     state, _ = do_round(runner, runner.method.setup(), 0, [Device(0, "a", model=model)])
     method: Any = runner.method
-    start = method.start(method.piece(model), state.tensors, state.devices[0])
+    start = method.start(Architecture(model), state.tensors, state.devices[0])
     assert not any(name.startswith("blocks.0.") for name in state.devices[0])
     for name, tensor in state.devices[0].items():
         assert torch.equal(start[name], tensor)
@@ -153,7 +156,7 @@ def reference(
     """Train device 2 as the paper says, in plain torch; return its model and last features."""
     method: Any = runner.method
     recipe, rule, weight = method.task.recipe, method.options.rule, method.options.weight
-    model: Any = method.build(method.piece(DEEP))
+    model: Any = method.submodels.build(Architecture(DEEP))
     model.load_state_dict(start)
     model.train()
     middle = nn.Sequential(*model.blocks)
@@ -199,22 +202,22 @@ def reference(
 
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential"])
-def test_a_device_does_what_the_paper_says(make_runner: MakeSite, rule: str) -> None:
+def test_a_device_does_what_the_paper_says(make_runner: MakeRunner, rule: str) -> None:
     runner = make_runner({"rule": rule, "weight": 0.7}, epochs=2, weight_decay=1e-3)
     method: Any = runner.method
     state = run(runner, 1)
     plan = method.plan(state, DEVICES[2], 1)
-    assert [stage.name for stage in plan.stages] == [rule]
-    parcel = method.parcel(state, plan)
-    start = dict(method.start(plan.piece, state.tensors, state.devices[2]))
-    model, last = reference(runner, start, (parcel[EARLY], parcel[LATE]), 1)
+    assert [stage.work.label for stage in plan.stages] == [rule]
+    payload = method.payload(state, plan)
+    start = dict(method.start(plan.submodel, state.tensors, state.devices[2]))
+    model, last = reference(runner, start, (payload[EARLY], payload[LATE]), 1)
     update = runner.train(state, plan)
     assert isinstance(update, Update)
-    found = {**update.tensors, **update.memory}
+    found = {**update.tensors, **update.device_state}
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(found[name], tensor, msg=name)
-    torch.testing.assert_close(update.shared[EARLY], last[0])
-    torch.testing.assert_close(update.shared[LATE], last[1])
+    torch.testing.assert_close(update.sample_payload[EARLY], last[0])
+    torch.testing.assert_close(update.sample_payload[LATE], last[1])
     # 15 samples in batches of 4, twice; a sequential step is two.
     assert update.steps == (16 if rule == "sequential" else 8)
 
@@ -224,7 +227,9 @@ def test_with_nothing_between_the_ends_it_is_fedavg(
 ) -> None:
     task = make_task("linear", weighting="samples")
     devices = [Device(number, "any") for number in range(3)]
-    ours = run(DeviceRunner(FedIN(task, FedIN.Options(rule="none")), dataset, partition), 2, devices)
+    ours = run(
+        DeviceRunner(FedIN(task, FedIN.Options(rule="none")), dataset, partition), 2, devices
+    )
     theirs = run(DeviceRunner(FedAvg(task), dataset, partition), 2, devices)
     assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
 
@@ -249,44 +254,44 @@ def test_without_aggregation_and_in_training_it_is_local(
 # ---- the store
 
 
-def test_the_first_round_is_local_and_later_ones_get_pairs(make_runner: MakeSite) -> None:
+def test_the_first_round_is_local_and_later_ones_get_pairs(make_runner: MakeRunner) -> None:
     runner = make_runner()
     method, state = runner.method, runner.method.setup()
     plan = method.plan(state, DEVICES[0], 0)
-    assert [stage.name for stage in plan.stages] == ["local"]
-    assert method.parcel(state, plan) == {}
+    assert [stage.work.label for stage in plan.stages] == ["local"]
+    assert method.payload(state, plan) == {}
     state = run(runner, 1)
     plan = method.plan(state, DEVICES[0], 1)
-    parcel = method.parcel(state, plan)
-    assert {n: (t.shape, t.dtype) for n, t in parcel.items()} == {
-        n: (t.shape, t.dtype) for n, t in method.given(plan, 5).items()
+    payload = method.payload(state, plan)
+    assert {n: (t.shape, t.dtype) for n, t in payload.items()} == {
+        n: (t.shape, t.dtype) for n, t in method.traffic(plan, 5).down.items()
     }
-    assert parcel[EARLY].shape == (4, 6)
-    assert parcel[LATE].shape == (4, 5)
+    assert payload[EARLY].shape == (4, 6)
+    assert payload[LATE].shape == (4, 5)
     # Nobody else has sent anything: there is nothing to learn from.
     (only,) = [state for state, _ in [do_round(runner, method.setup(), 0, DEVICES[:1])]]
-    assert method.plan(only, DEVICES[0], 1).stages[0].name == "local"
-    assert method.plan(only, DEVICES[1], 1).stages[0].name == "sum"
+    assert method.plan(only, DEVICES[0], 1).stages[0].work.label == "local"
+    assert method.plan(only, DEVICES[1], 1).stages[0].work.label == "sum"
 
 
-def test_pairs_are_drawn_uniformly_over_the_other_devices(make_runner: MakeSite) -> None:
+def test_pairs_are_drawn_uniformly_over_the_other_devices(make_runner: MakeRunner) -> None:
     runner = make_runner(batch=64)
     method = runner.method
-    memory = {}
+    server_state = {}
     for number, rows in enumerate((64, 2, 64, 1)):
         # Every number says whose it is and in which row, in both tensors.
         marks = 100.0 * number + torch.arange(rows)
-        memory |= {f"{EARLY}/{number}": marks[:, None].expand(-1, 6)}
-        memory |= {f"{LATE}/{number}": marks[:, None].expand(-1, 5)}
-    state = replace(method.setup(), memory=memory)
+        server_state |= {f"{EARLY}/{number}": marks[:, None].expand(-1, 6)}
+        server_state |= {f"{LATE}/{number}": marks[:, None].expand(-1, 5)}
+    state = replace(method.setup(), server_state=server_state)
     drawn = []
     for round_index in range(30):
         plan = method.plan(state, DEVICES[0], round_index)
-        parcel = method.parcel(state, plan)
-        assert torch.equal(parcel[EARLY][:, 0], parcel[LATE][:, 0])
-        again = method.parcel(state, plan)
-        assert torch.equal(parcel[EARLY], again[EARLY])
-        drawn.append(parcel[EARLY][:, 0])
+        payload = method.payload(state, plan)
+        assert torch.equal(payload[EARLY][:, 0], payload[LATE][:, 0])
+        again = method.payload(state, plan)
+        assert torch.equal(payload[EARLY], again[EARLY])
+        drawn.append(payload[EARLY][:, 0])
     values = torch.cat(drawn)
     assert len(torch.unique(torch.stack(drawn), dim=0)) == 30
     shares = [float((values // 100 == number).float().mean()) for number in range(4)]
@@ -296,25 +301,29 @@ def test_pairs_are_drawn_uniformly_over_the_other_devices(make_runner: MakeSite)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_server_keeps_the_last_uploads_of_each_device(make_runner: MakeSite, keep: int) -> None:
+def test_the_server_keeps_the_last_uploads_of_each_device(
+    make_runner: MakeRunner, keep: int
+) -> None:
     runner = make_runner({"keep": keep})
     state, sent = runner.method.setup(), []
     for round_index in range(3):
         state, updates = do_round(runner, state, round_index)
-        sent.append(updates[2].shared)
+        sent.append(updates[2].sample_payload)
     for name in (EARLY, LATE):
-        expected = torch.cat([shared[name] for shared in sent[-keep:]])
-        assert torch.equal(state.memory[f"{name}/2"], expected)
+        expected = torch.cat([payload[name] for payload in sent[-keep:]])
+        assert torch.equal(state.server_state[f"{name}/2"], expected)
     # A device that is not asked keeps its place.
     later, _ = do_round(runner, state, 3, DEVICES[:1])
-    assert torch.equal(later.memory[f"{EARLY}/2"], state.memory[f"{EARLY}/2"])
+    assert torch.equal(later.server_state[f"{EARLY}/2"], state.server_state[f"{EARLY}/2"])
 
 
-def test_a_server_optimiser_and_the_store_do_not_disturb_each_other(make_runner: MakeSite) -> None:
+def test_a_server_optimiser_and_the_store_do_not_disturb_each_other(
+    make_runner: MakeRunner,
+) -> None:
     runner = make_runner(server="fedadam", server_lr=0.01)
     state = run(runner, 3)
-    assert {f"{EARLY}/{number}" for number in range(3)} <= state.memory.keys()
-    assert {f"first/{name}" for name in state.tensors} <= state.memory.keys()
+    assert {f"{EARLY}/{number}" for number in range(3)} <= state.server_state.keys()
+    assert {f"first/{name}" for name in state.tensors} <= state.server_state.keys()
 
 
 # ---- what comes from devices is checked, and blurred on request
@@ -323,23 +332,24 @@ def test_a_server_optimiser_and_the_store_do_not_disturb_each_other(make_runner:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda shared: {EARLY: shared[EARLY]}, "'features/out' was asked for and did not come"),
-        (lambda shared: {**shared, "more": shared[LATE]}, "'more' was not asked for"),
-        (lambda shared: {**shared, EARLY: shared[EARLY][:1]}, "expected torch.float32 of shape"),
-        (lambda shared: {**shared, EARLY: shared[EARLY].double()}, "is torch.float64"),
-        (lambda shared: {**shared, LATE: shared[LATE] / 0}, "not finite"),
+        (lambda told: {EARLY: told[EARLY]}, "'features/out' was asked for and did not come"),
+        (lambda told: {**told, "more": told[LATE]}, "'more' was not asked for"),
+        (lambda told: {**told, EARLY: told[EARLY][:1]}, "expected torch.float32 of shape"),
+        (lambda told: {**told, EARLY: told[EARLY].double()}, "is torch.float64"),
+        (lambda told: {**told, LATE: told[LATE] / 0}, "not finite"),
     ],
 )
 def test_features_that_were_not_asked_for_are_refused(
-    make_runner: MakeSite, damage: Any, reason: str
+    make_runner: MakeRunner, damage: Any, reason: str
 ) -> None:
     runner = make_runner()
-    state, updates = do_round(runner, runner.method.setup(), 0)
+    _, (update, *_) = do_round(runner, runner.method.setup(), 0)
+    traffic = runner.method.traffic(update.plan, update.samples)
     with pytest.raises(UpdateRefused, match=reason):
-        runner.method.check(state, replace(updates[0], shared=damage(updates[0].shared)))
+        traffic.check(damage(update.sample_payload))
 
 
-def test_clipping_and_noise_change_what_is_shared_and_nothing_else(make_runner: MakeSite) -> None:
+def test_clipping_and_noise_change_what_is_shared_and_nothing_else(make_runner: MakeRunner) -> None:
     _, plain = do_round(make_runner(), make_runner().method.setup(), 0)
     runner = make_runner({"clip": 0.5, "noise": 0.1})
     _, blurred = do_round(runner, runner.method.setup(), 0)
@@ -347,13 +357,13 @@ def test_clipping_and_noise_change_what_is_shared_and_nothing_else(make_runner: 
         assert all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
         generator = rng.torch_generator(0, "noise", 0, one.plan.device)
         for name in (EARLY, LATE):
-            rows = one.shared[name]
+            rows = one.sample_payload[name]
             expected = rows * (0.5 / rows.norm(dim=1).clamp(min=0.5))[:, None]
             expected = expected + 0.1 * torch.randn(rows.shape, generator=generator)
-            torch.testing.assert_close(other.shared[name], expected)
+            torch.testing.assert_close(other.sample_payload[name], expected)
 
 
-def test_what_is_disclosed_follows_the_options(make_runner: MakeSite) -> None:
+def test_what_is_disclosed_follows_the_options(make_runner: MakeRunner) -> None:
     assert make_runner().method.discloses == {"weights", "features"}
     assert "reconstructed" in make_runner().method.caution
     assert make_runner({"rule": "none"}).method.discloses == {"weights"}
@@ -366,17 +376,17 @@ def test_what_is_disclosed_follows_the_options(make_runner: MakeSite) -> None:
 
 def needs(runner: DeviceRunner, name: str) -> int:
     method: Any = runner.method
-    return int(method.footprint(method.piece(name), method.stage(name, 0)).peak)
+    return int(method.peak(Architecture(name), method.stage(0)))
 
 
-def test_a_device_gets_the_costliest_model_that_fits_its_bytes(make_runner: MakeSite) -> None:
+def test_a_device_gets_the_costliest_model_that_fits_its_bytes(make_runner: MakeRunner) -> None:
     runner = make_runner({"models": (DEEP, SHALLOW)}, models=())
     small, large = needs(runner, SHALLOW), needs(runner, DEEP)
     assert small < large
     state = runner.method.setup()
 
     def chosen(memory: int | None) -> str:
-        return runner.method.plan(state, Device(0, "any", memory), 0).piece.size
+        return runner.method.plan(state, Device(0, "any", memory), 0).submodel.label
 
     assert chosen(small) == chosen(large - 1) == SHALLOW
     assert chosen(large) == chosen(None) == DEEP
@@ -390,7 +400,9 @@ def test_a_device_gets_the_costliest_model_that_fits_its_bytes(make_runner: Make
 
 @pytest.mark.parametrize("rule", ["sum", "projection", "sequential", "none"])
 @pytest.mark.parametrize("name", [SHALLOW, DEEP])
-def test_predicted_bytes_hold_what_a_step_needs(make_runner: MakeSite, rule: str, name: str) -> None:
+def test_predicted_bytes_hold_what_a_step_needs(
+    make_runner: MakeRunner, rule: str, name: str
+) -> None:
     runner = make_runner({"rule": rule}, momentum=0.9)
     state = run(runner, 2)
     device = replace(DEVICES[2], model=name)

@@ -9,10 +9,9 @@ from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.device_runner import DeviceRunner
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Submodel
 from sizewise.exchange.view import cut, grid
 from sizewise.fleet.devices import Device
-from sizewise.methods.fedrolex import FedRolex
+from sizewise.methods.fedrolex import FedRolex, Window
 from sizewise.training.task import Task
 
 Tasks = Callable[..., Task]
@@ -21,9 +20,9 @@ Tasks = Callable[..., Task]
 def channels(method: FedRolex, round_index: int, name: str) -> list[int]:
     """Return the rows of a tensor that a device without limits trains in a round."""
     plan = method.plan(method.setup(), Device(0, "any"), round_index)
-    index = method.view(plan.piece)[name].index
+    index = method.submodels.view(plan.submodel)[name].index
     assert index is not None
-    size = method.channels.tensors[name][0].size
+    size = method.task.channels.tensors[name][0].size
     return torch.arange(size)[index[0]].tolist()  # type: ignore[no-any-return]
 
 
@@ -37,20 +36,20 @@ def test_window_rolls_by_one_each_round(make_task: Tasks) -> None:
 def test_layers_along_a_residual_stream_share_their_window(make_task: Tasks) -> None:
     options = FedRolex.Options(widths=(0.25,), stride="group")
     method = FedRolex(make_task("preresnet8"), options)
-    view = method.view(method.plan(method.setup(), Device(0, "any"), 7).piece)
+    view = method.submodels.view(method.plan(method.setup(), Device(0, "any"), 7).submodel)
     stem, first, second = (
         view[f"{name}.weight"].index for name in ("stem.conv", "blocks.0.conv1", "blocks.0.conv2")
     )
     assert str(stem[0]) == str(first[1]) == str(second[0])  # type: ignore[index]
 
 
-def test_pieces_of_a_width_share_their_size_whatever_the_round(make_task: Tasks) -> None:
+def test_submodels_of_a_width_share_their_size_whatever_the_round(make_task: Tasks) -> None:
     method = FedRolex(make_task(), FedRolex.Options(widths=(0.5, 1)))
     state = method.setup()
-    pieces = [method.choose(0.5, Device(0, "any"), r) for r in (0, 3)]
-    assert {piece.size for piece in pieces} == {"width 0.5"}
-    assert [piece.cut["round"] for piece in pieces] == [0, 3]
-    assert method.plan(state, Device(0, "any"), 3).piece == Submodel(), "all is in every window"
+    windows = [method.choose(0.5, Device(0, "any"), r) for r in (0, 3)]
+    assert {window.label for window in windows} == {"width 0.5"}
+    assert windows == [Window(0.5, 0), Window(0.5, 3)]
+    assert method.plan(state, Device(0, "any"), 3).submodel == Window(), "all is in every window"
 
 
 @pytest.mark.parametrize(("stride", "complete"), [("common", False), ("group", True)])
@@ -63,9 +62,9 @@ def test_strides_of_their_own_cover_everything(
     seen = {name: torch.zeros(t.shape, dtype=torch.bool) for name, t in state.tensors.items()}
     for round_index in range(64):
         plan = method.plan(state, Device(0, "any"), round_index)
-        for slot in method.view(plan.piece).values():
-            place = ... if slot.index is None else grid(slot.index, seen[slot.name].shape)
-            seen[slot.name][place] = True
+        for place in method.submodels.view(plan.submodel).values():
+            kept = ... if place.index is None else grid(place.index, seen[place.name].shape)
+            seen[place.name][kept] = True
     assert all(mask.all() for mask in seen.values()) == complete
     assert seen["stem.linear.weight"].all(), "one dimension alone is always covered"
 
@@ -77,14 +76,14 @@ def test_a_model_larger_than_every_device_is_trained_and_deployed_whole(
     method = FedRolex(task)
     runner, state = DeviceRunner(method, dataset, partition), method.setup()
     start = state.tensors
-    assert [method.plan(state, d, 0).piece.size for d in devices_of(task)[:2]] == [
+    assert [method.plan(state, d, 0).submodel.label for d in devices_of(task)[:2]] == [
         "width 0.25",
         "width 0.5",
     ]
     for round_index in range(4):
         state, _ = do_round(runner, state, round_index)
     assert list(method.deploy(state)) == ["full"]
-    module = method.deploy(state)["full"]()
+    module = method.deploy(state)["full"].fill()
     assert module.get_parameter("stem.conv.weight").shape == (4, 1, 3, 3)
     # After as many rounds as there are channels, every one of them was trained.
     moved = state.tensors["stem.conv.weight"] != start["stem.conv.weight"]
@@ -94,9 +93,9 @@ def test_a_model_larger_than_every_device_is_trained_and_deployed_whole(
 def test_a_window_is_cut_as_it_is_named(make_task: Tasks) -> None:
     method = FedRolex(make_task(args={"hidden": [4, 4]}), FedRolex.Options(widths=(0.5,)))
     state = method.setup()
-    piece = method.plan(state, Device(0, "any"), 3).piece
+    submodel = method.plan(state, Device(0, "any"), 3).submodel
     weight = state.tensors["blocks.0.linear.weight"]
-    found = cut(state.tensors, method.view(piece))["blocks.0.linear.weight"]
+    found = cut(state.tensors, method.submodels.view(submodel))["blocks.0.linear.weight"]
     assert torch.equal(found, weight[[0, 3]][:, [0, 3]])
 
 

@@ -53,8 +53,8 @@ def by_cutting(
         for images, labels in batches:
             width = WIDTHS[int(torch.randint(len(WIDTHS), ()))]
             drawn.append(width)
-            piece = method.piece(width)
-            module, view = method.build(piece).train(), method.view(piece)
+            submodel = method.narrow(width)
+            module, view = method.submodels.build(submodel).train(), method.submodels.view(submodel)
             module.load_state_dict(cut(tensors, view))
             optimizer = torch.optim.SGD(module.parameters(), task.recipe.lr)
             F.cross_entropy(module(images), labels).backward()
@@ -77,7 +77,7 @@ def test_a_device_trains_as_if_each_batch_had_a_model_of_its_own(
     update = trained(method, state, dataset, partition)
     expected, drawn = by_cutting(method, state, dataset, partition)
     assert set(drawn) == set(WIDTHS)
-    view = method.view(update.plan.piece)
+    view = method.submodels.view(update.plan.submodel)
     assert view.keys() == update.tensors.keys()
     assert {slot.name for slot in view.values()} == state.tensors.keys()
     for local, slot in view.items():
@@ -110,11 +110,13 @@ def test_one_narrow_step_leaves_the_rest_to_the_bit(
 def test_distillation_by_hand(number: int, make_task: Tasks, dataset: Dataset) -> None:
     method = fjord(make_task(), distil=True)
     state, images, labels = method.setup(), torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 1])
-    module = method.filled(method.trainee(1.0), state)
+    module = method.submodels.filled(method.trainee(1.0), state)
     shard = Shard(dataset.train_inputs, labels, labels, Transform("none", (), ()))
     seed = next(s for s in range(99) if drawn_with(s) == number)
     torch.manual_seed(seed)
-    value = backpropagate(method.objective(method.stages(0)[0], shard)(module, images, labels))
+    value = backpropagate(
+        method.loss(method.main, method.task.stage(), shard)(module, images, labels)
+    )
 
     tensors = {name: t.clone().requires_grad_() for name, t in state.tensors.items()}
     first, second = [(2, 2), (3, 3), (6, 5)][number]
@@ -190,7 +192,7 @@ def test_all_widths_up_to_the_largest_are_deployed(make_task: Tasks) -> None:
 
 def test_widths_of_batches_are_drawn_evenly(make_task: Tasks, dataset: Dataset) -> None:
     method = fjord(make_task())
-    module = method.module(method.trainee(1.0))
+    module = method.submodels.module(method.trainee(1.0))
     assert isinstance(module, Nested)
     seen = Counter[float]()
     run = module.forward
@@ -202,7 +204,7 @@ def test_widths_of_batches_are_drawn_evenly(make_task: Tasks, dataset: Dataset) 
     module.forward = watched  # type: ignore[method-assign]
     labels = torch.tensor([0, 1])
     shard = Shard(dataset.train_inputs, labels, labels, Transform("none", (), ()))
-    loss = method.objective(method.stages(0)[0], shard)
+    loss = method.loss(method.main, method.task.stage(), shard)
     for _ in range(300):
         list(loss(module, torch.randn(2, 1, 4, 4), labels))  # type: ignore[arg-type]
     assert seen.keys() == set(WIDTHS)
@@ -214,12 +216,12 @@ def test_width_of_a_round_is_drawn_once_up_to_what_fits(make_task: Tasks) -> Non
     method = fjord(task, draw="round")
     state = method.setup()
     weak, strong = devices_of(task)[:2]
-    sizes = [[method.plan(state, d, r).piece.size for r in range(60)] for d in (weak, strong)]
+    sizes = [[method.plan(state, d, r).submodel.label for r in range(60)] for d in (weak, strong)]
     assert set(sizes[0]) == {"width 0.25", "width 0.5"}
     assert set(sizes[1]) == {"width 0.25", "width 0.5", "full"}
     again = fjord(task, draw="round")
-    assert sizes[1] == [again.plan(state, strong, r).piece.size for r in range(60)]
-    assert not isinstance(method.module(method.plan(state, strong, 0).piece), Nested)
+    assert sizes[1] == [again.plan(state, strong, r).submodel.label for r in range(60)]
+    assert not isinstance(method.submodels.module(method.plan(state, strong, 0).submodel), Nested)
 
 
 # ---- bytes
@@ -248,7 +250,7 @@ def test_no_width_needs_more_than_predicted(
             torch.arange(32),
             Transform("none", (0.5,), (0.5,)),
         )
-        tensors = cut(state.tensors, method.view(plan.piece))
+        tensors = cut(state.tensors, method.submodels.view(plan.submodel))
         peaks.append(method.train(replace(plan, device=seed), tensors, shard, {}).peak_bytes)
     assert plan.predicted is not None
     assert max(peak or 0 for peak in peaks) == plan.predicted
@@ -274,8 +276,8 @@ def test_peaks_are_those_of_the_drawn_widths(
 
 def test_flops_are_the_mean_over_the_drawn_widths(make_task: Tasks) -> None:
     plain, taught = fjord(make_task()), fjord(make_task(), distil=True)
-    stage = plain.stages(0)[0]
-    single = [plain.flops_per_sample(plain.piece(width), stage) for width in WIDTHS]
+    stage = plain.task.stage(0)
+    single = [plain.flops_per_sample(plain.narrow(width), stage) for width in WIDTHS]
     mean = sum(single) // 3
     assert plain.flops_per_sample(plain.trainee(1.0), stage) == mean
     found = taught.flops_per_sample(taught.trainee(1.0), stage)
@@ -285,4 +287,4 @@ def test_flops_are_the_mean_over_the_drawn_widths(make_task: Tasks) -> None:
 def test_headline_is_the_widest(make_task: Tasks, dataset: Dataset, partition: Partition) -> None:
     method = fjord(make_task())
     state, _ = do_round(DeviceRunner(method, dataset, partition), method.setup(), 0)
-    assert method.headline(dict.fromkeys(method.deploy(state), 0.1) | {"full": 0.7}) == 0.7
+    assert method.summary_metric(dict.fromkeys(method.deploy(state), 0.1) | {"full": 0.7}) == 0.7

@@ -13,13 +13,14 @@ from conftest import devices_of, do_round
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut, grid, size_in_bytes
 from sizewise.families.nested import Nested
+from sizewise.families.widthwise import Widths
 from sizewise.fleet.devices import Device
 from sizewise.methods.heterofl import HeteroFL, classifier, owned
 from sizewise.steps.step import backpropagate
@@ -43,13 +44,13 @@ def test_devices_train_the_widest_that_they_hold(make_task: Tasks) -> None:
     task = make_task("cnn", {"layers": [8, 16]}, shares=(0.25, 0.5, 1))
     method = HeteroFL(task, options(widths=(1, 0.5, 0.25, 0.125)))
     state = method.setup()
-    assert state.extras["widths"] == [0.25, 0.5, 1]
+    assert state.facts(Widths) == Widths((0.25, 0.5, 1))
     for device, size in zip(devices_of(task), ("width 0.25", "width 0.5", "full"), strict=True):
         plan = method.plan(state, device, 0)
-        assert plan.piece.size == size
+        assert plan.submodel.label == size
         assert plan.predicted == plan.budget == device.memory
     poorer = replace(devices_of(task)[1], memory=task.budgets[1] - 1)  # type: ignore[operator]
-    assert method.plan(state, poorer, 0).piece.size == "width 0.25"
+    assert method.plan(state, poorer, 0).submodel.label == "width 0.25"
     nothing = Device(0, "tiny", 100)
     with pytest.raises(BudgetTooSmall, match=r"training at width 0\.125 needs"):
         method.plan(state, nothing, 0)
@@ -87,8 +88,8 @@ def test_a_preview_shows_the_largest_level(make_task: Tasks) -> None:
     task = make_task(shares=(0.5, 1))
     method = HeteroFL(task, options(widths=(1, 0.5, 0.25), levels="dynamic"))
     state, device = method.setup(), devices_of(task)[0]
-    plans = [method.most(state, device, round_index) for round_index in range(9)]
-    assert {plan.piece.cut["width"] for plan in plans} == {0.5}
+    plans = [method.plan_upper_bound(state, device, round_index) for round_index in range(9)]
+    assert {plan.submodel.width for plan in plans} == {0.5}
 
 
 def test_levels_depend_on_seed_round_and_device_alone(make_task: Tasks) -> None:
@@ -127,7 +128,7 @@ def test_scaler_divides_in_training_and_not_in_evaluation(place: str, make_task:
     for method in (plain, scaled):
         assert method.setup().tensors.keys() == state.tensors.keys()
     for width in (0.5, 1.0):
-        left, right = (m.filled(m.piece(width), state) for m in (plain, scaled))
+        left, right = (m.submodels.filled(m.narrow(width), state) for m in (plain, scaled))
         assert torch.equal(left.train()(images), right.train()(images)) == (width == 1)
         assert torch.equal(left.eval()(images), right.eval()(images))
 
@@ -163,9 +164,9 @@ def test_only_rows_that_a_device_owns_are_sent_merged_and_counted(
     merged, updates = do_round(runner, state, 0)
     for update, rows in zip(updates, ([0, 1], [1], [1]), strict=True):
         assert update.rows == {"head.weight": rows, "head.bias": rows}
-    assert [update.plan.piece.size for update in updates] == ["width 0.5", "full", "full"]
+    assert [update.plan.submodel.label for update in updates] == ["width 0.5", "full", "full"]
     assert [tuple(u.tensors["head.weight"].shape) for u in updates] == [(2, 3), (1, 5), (1, 5)]
-    full = size_in_bytes(cut(state.tensors, method.view(updates[1].plan.piece)))
+    full = size_in_bytes(cut(state.tensors, method.submodels.view(updates[1].plan.submodel)))
     assert size_in_bytes(updates[1].tensors) == full - 4 * 2 * (5 + 1)
 
     weight, samples = state.tensors["head.weight"].clone(), (14, 4, 2)
@@ -183,11 +184,11 @@ def test_masked_loss_gives_absent_classes_no_gradient(make_task: Tasks, dataset:
     method = HeteroFL(make_task(), options(mask_labels=True))
     shard = shard_of(dataset, torch.tensor([0, 1, 3, 4]))  # Classes 0 and 1.
     assert owned(shard).tolist() == [0, 1]
-    module = method.build(method.main)
+    module = method.submodels.build(method.main)
     images = torch.randn(2, 1, 4, 4)
     # Class 1 is not in this batch, but it is the device's own.
     backpropagate(
-        method.objective(method.stages(0)[0], shard)(module, images, torch.zeros(2).long())
+        method.loss(method.main, method.task.stage(), shard)(module, images, torch.zeros(2).long())
     )
     gradient = module.get_parameter("head.bias").grad
     assert gradient is not None
@@ -233,8 +234,10 @@ def by_hand(tensors: dict[str, Tensor], units: tuple[int, int], images: Tensor) 
 def test_slimmable_gradient_is_the_sum_over_widths_by_hand(make_task: Tasks) -> None:
     method = HeteroFL(make_task(), options(slimmable=True, widths=(0.25, 0.5, 1)))
     state, images, labels = method.setup(), torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 1])
-    module = method.filled(method.trainee(1.0), state)
-    value = backpropagate(method.objective(method.stages(0)[0], None)(module, images, labels))
+    module = method.submodels.filled(method.trainee(1.0), state)
+    value = backpropagate(
+        method.loss(method.main, method.task.stage(), None)(module, images, labels)
+    )
     tensors = {name: t.clone().requires_grad_() for name, t in state.tensors.items()}
     units = [(2, 2), (3, 3), (6, 5)]  # Of 6 and 5, rounded up.
     total = torch.stack([F.cross_entropy(by_hand(tensors, u, images), labels) for u in units]).sum()
@@ -251,12 +254,15 @@ def test_slimmable_gradient_is_the_sum_over_models_that_are_cut(
     chosen = options(slimmable=True, widths=(0.25, 0.5, 1), scaler=scaler)
     method = HeteroFL(make_task("preresnet8"), chosen)
     state, images, labels = method.setup(), torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 1])
-    module = method.filled(method.trainee(1.0), state).train()
-    backpropagate(method.objective(method.stages(0)[0], None)(module, images, labels))
+    module = method.submodels.filled(method.trainee(1.0), state).train()
+    backpropagate(method.loss(method.main, method.task.stage(), None)(module, images, labels))
     expected = {n: torch.zeros_like(p) for n, p in module.widest.named_parameters()}  # type: ignore[union-attr]
     single = HeteroFL(make_task("preresnet8"), options(scaler=scaler))
-    for piece in map(single.piece, (0.25, 0.5, 1.0)):
-        alone, view = single.filled(piece, state).train(), single.view(piece)
+    for submodel in map(single.narrow, (0.25, 0.5, 1.0)):
+        alone, view = (
+            single.submodels.filled(submodel, state).train(),
+            single.submodels.view(submodel),
+        )
         alone.zero_grad()
         F.cross_entropy(alone(images), labels).backward()
         for name, parameter in alone.named_parameters():
@@ -276,9 +282,9 @@ def test_slimmable_devices_train_and_deploy_all_widths_up_to_theirs(
     method = HeteroFL(make_task("cnn", norm=norm), chosen)
     state = federate(method, 1)
     assert list(method.deploy(state)) == ["width 0.25", "width 0.5", "full"]
-    assert isinstance(method.module(method.trainee(1.0)), Nested)
+    assert isinstance(method.submodels.module(method.trainee(1.0)), Nested)
     assert all(
-        type(build()) is type(method.task.build()) for build in method.deploy(state).values()
+        type(model.fill()) is type(method.task.build()) for model in method.deploy(state).values()
     )
     scores = LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)
     assert len(scores) == 3
@@ -292,7 +298,7 @@ def test_slimmable_devices_train_and_deploy_all_widths_up_to_theirs(
 # ---- static batch norm
 
 
-def test_static_batch_norm_works_on_narrow_pieces(
+def test_static_batch_norm_works_on_narrow_submodels(
     make_task: Tasks, federate: Run, dataset: Dataset, partition: Partition
 ) -> None:
     task = make_task("cnn", {"layers": [8, 8]}, shares=(0.5, 1), norm="sbn", eval_batch=10)
@@ -301,8 +307,8 @@ def test_static_batch_norm_works_on_narrow_pieces(
     scores = LocalEngine(DeviceRunner(method, dataset, partition)).evaluate(state)
     assert list(scores) == ["width 0.5", "full"]
     transform = Transform("none", dataset.mean, dataset.std)
-    for piece in method.pieces(state):
-        module = copy.deepcopy(method.filled(piece, state)).eval()
+    for submodel in method.sizes(state):
+        module = copy.deepcopy(method.submodels.filled(submodel, state)).eval()
         batches = [transform(images, None) for images in dataset.train_inputs.split(10)]
         first = module.get_submodule("stem.conv")
         means = torch.stack([first(batch).mean((0, 2, 3)) for batch in batches])
@@ -310,10 +316,10 @@ def test_static_batch_norm_works_on_narrow_pieces(
         found = module.get_buffer("stem.norm.running_mean")
         torch.testing.assert_close(found, means.mean(0).detach())
         expected = evaluation.total(evaluation.score(module, dataset, 10))
-        assert scores[piece.size] == expected
+        assert scores[submodel.label] == expected
 
 
-def test_update_of_a_device_is_its_narrow_piece(
+def test_update_of_a_device_is_its_narrow_submodel(
     make_task: Tasks, dataset: Dataset, partition: Partition
 ) -> None:
     task = make_task("cnn", {"layers": [8, 8]}, shares=(0.5, 1), epochs=2)

@@ -42,7 +42,7 @@ def sent(chosen: InclusiveFL, state: State, ratio: float, samples: int = 1) -> U
     """An update in which block n moved by n + 1, and everything else by a half."""
     plan = chosen.plan(state, Device(0, "a", 1, ratio=ratio), 0)
     moved = {}
-    for name, tensor in cut(state.tensors, chosen.view(plan.piece)).items():
+    for name, tensor in cut(state.tensors, chosen.submodels.view(plan.submodel)).items():
         block = name.split(".")[2] if name.startswith("model.blocks.") else ""
         moved[name] = tensor + (int(block) + 1.0 if block else 0.5)
     return Update(plan, moved, samples=samples, steps=1, loss=0.0)
@@ -88,13 +88,13 @@ def test_in_between_is_a_mixture(make_task: Tasks) -> None:
 def test_the_stem_and_lower_blocks_are_shared_and_the_rest_is_not(make_task: Tasks) -> None:
     chosen = method(make_task)
     small, large = chosen.trainee(1), chosen.trainee(2)
-    views = {"small": chosen.view(small), "large": chosen.view(large)}
+    views = {"small": chosen.submodels.view(small), "large": chosen.submodels.view(large)}
     for name in ("stem.position", f"blocks.0.{WEIGHT}"):
         assert {view[f"model.{name}"].name for view in views.values()} == {name}
     assert views["small"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}@depth 1"
     assert views["large"][f"model.blocks.1.{WEIGHT}"].name == f"blocks.1.{WEIGHT}"
     heads = [
-        {slot.name for name, slot in view.items() if "head" in name or "exits" in name}
+        {place.name for name, place in view.items() if "head" in name or "exits" in name}
         for view in views.values()
     ]
     assert all(heads)
@@ -121,7 +121,7 @@ def test_every_size_has_its_own_server_optimiser(make_task: Tasks) -> None:
     assert step(start, after, f"blocks.1.{WEIGHT}@depth 1") == 0.1
     assert step(start, after, f"blocks.3.{WEIGHT}") == 0.5
     assert step(start, after, f"blocks.0.{WEIGHT}") == 0.3
-    kept = {key.split("/")[1] for key in after.memory if key.startswith("server/")}
+    kept = {key.split("/")[1] for key in after.server_state if key.startswith("server/")}
     assert kept == {"depth 1", "depth 2"}
 
 
@@ -158,9 +158,9 @@ def test_without_sharing_sizes_are_apart(make_task: Tasks) -> None:
     chosen = method(make_task, sharing=False, beta=0.0)
     start = chosen.setup()
     after = chosen.merge(start, [sent(chosen, start, 0.5)])
-    large = chosen.view(chosen.trainee(2)).values()
+    large = chosen.submodels.view(chosen.trainee(2)).values()
     assert all(torch.equal(after.tensors[s.name], start.tensors[s.name]) for s in large)
-    small = chosen.view(chosen.trainee(1)).values()
+    small = chosen.submodels.view(chosen.trainee(1)).values()
     assert not any(torch.equal(after.tensors[s.name], start.tensors[s.name]) for s in small)
 
 
@@ -176,8 +176,8 @@ def test_it_trains_any_model_within_bytes(
     make_task: Tasks, dataset: Dataset, partition: Partition, model: str, args: Any
 ) -> None:
     free = InclusiveFL(make_task(model, args))
-    (stage,) = free.stages(0)
-    peaks = [free.footprint(free.trainee(depth), stage).peak for depth in (1, len(free.stops))]
+    stage = free.task.stage(0)
+    peaks = [free.peak(free.trainee(depth), stage) for depth in (1, len(free.stops))]
     task = replace(free.task, budgets=tuple(peaks), ratios=(0.5, 1.0), enforce=True)
     runner = DeviceRunner(InclusiveFL(task), dataset, partition)
     state = runner.method.setup()
@@ -185,9 +185,9 @@ def test_it_trains_any_model_within_bytes(
         state, updates = do_round(runner, state, round_index)
         for update in updates:
             assert update.peak_bytes <= update.plan.budget  # type: ignore[operator]
-    assert len({update.plan.piece.size for update in updates}) == 2
+    assert len({update.plan.submodel.label for update in updates}) == 2
     assert len(runner.method.deploy(state)) == 2
-    assert any(key.startswith("momentum/") for key in state.memory)
+    assert any(key.startswith("momentum/") for key in state.server_state)
 
 
 def frozen(classes: int) -> nn.Module:

@@ -11,8 +11,8 @@ from sizewise import config as configs
 from sizewise.common import rng
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
@@ -49,41 +49,49 @@ def test_server_never_changes_and_nothing_is_sent(runner: DeviceRunner) -> None:
     assert Local.discloses == frozenset()
 
 
-def test_device_goes_on_from_its_own_model(runner: DeviceRunner, make_task: Callable[..., Task]) -> None:
+def test_device_goes_on_from_its_own_model(
+    runner: DeviceRunner, make_task: Callable[..., Task]
+) -> None:
     state = runner.method.setup()
     first = train(runner, state, 1, 0)
-    second = train(runner, replace(state, devices={1: first.memory}), 1, 1)
+    second = train(runner, replace(state, devices={1: first.device_state}), 1, 1)
     # The same two rounds of FedAvg with this device alone.
-    average = DeviceRunner(FedAvg(make_task("cnn", norm="tracked")), runner.dataset, runner.partition)
-    alone = train(average, State(first.memory), 1, 1)
-    assert second.memory.keys() == alone.tensors.keys() == state.tensors.keys()
-    assert all(torch.equal(second.memory[n], alone.tensors[n]) for n in alone.tensors)
-    assert not torch.equal(first.memory["head.linear.weight"], second.memory["head.linear.weight"])
+    average = DeviceRunner(
+        FedAvg(make_task("cnn", norm="tracked")), runner.dataset, runner.partition
+    )
+    alone = train(average, State(first.device_state), 1, 1)
+    assert second.device_state.keys() == alone.tensors.keys() == state.tensors.keys()
+    assert all(torch.equal(second.device_state[n], alone.tensors[n]) for n in alone.tensors)
+    assert not torch.equal(
+        first.device_state["head.linear.weight"], second.device_state["head.linear.weight"]
+    )
 
 
 def test_first_round_starts_from_the_common_weights(
     runner: DeviceRunner, make_task: Callable[..., Task]
 ) -> None:
     state = runner.method.setup()
-    average = DeviceRunner(FedAvg(make_task("cnn", norm="tracked")), runner.dataset, runner.partition)
+    average = DeviceRunner(
+        FedAvg(make_task("cnn", norm="tracked")), runner.dataset, runner.partition
+    )
     expected = train(average, state, 0, 0).tensors
-    found = train(runner, state, 0, 0).memory
+    found = train(runner, state, 0, 0).device_state
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_every_device_that_trained_is_deployed(runner: DeviceRunner) -> None:
     state = runner.method.setup()
     assert list(runner.method.deploy(state)) == ["full"]
-    memories = {device: train(runner, state, device, 0).memory for device in (2, 0)}
-    deployed = runner.method.deploy(replace(state, devices=memories))
+    kept = {device: train(runner, state, device, 0).device_state for device in (2, 0)}
+    deployed = runner.method.deploy(replace(state, devices=kept))
     assert list(deployed) == ["device 0", "device 2"]
-    for device, memory in memories.items():
-        found = deployed[f"device {device}"]().state_dict()
-        assert all(torch.equal(found[name], memory[name]) for name in memory)
+    for device, device_state in kept.items():
+        found = deployed[f"device {device}"].fill().state_dict()
+        assert all(torch.equal(found[name], device_state[name]) for name in device_state)
 
 
-def test_headline_is_the_mean_over_devices(runner: DeviceRunner) -> None:
-    assert runner.method.headline({"device 0": 0.2, "device 2": 0.6}) == pytest.approx(0.4)
+def test_summary_metric_is_the_mean_over_devices(runner: DeviceRunner) -> None:
+    assert runner.method.summary_metric({"device 0": 0.2, "device 2": 0.6}) == pytest.approx(0.4)
 
 
 # ---- the size that fits
@@ -96,13 +104,13 @@ def sized(
     task = make_task("mlp", {"hidden": [8] * 4}, epochs=2)
     exits = (1, 2) if sizes == "depth" else ()
     found: Any = Widthwise(task)
-    pieces = [found.piece(width) for width in (0.5, 0.75, 1.0)]
+    submodels = [found.narrow(width) for width in (0.5, 0.75, 1.0)]
     if sizes == "depth":
         found = Prefixwise(task, Prefixwise.Options(exits=exits))
-        pieces = [found.trainee(depth) for depth in (1, 2, 3)]
-    peaks = tuple(found.footprint(piece, found.stages(0)[0]).peak for piece in pieces)
+        submodels = [found.trainee(depth) for depth in (1, 2, 3)]
+    peaks = tuple(found.peak(submodel) for submodel in submodels)
     local = Local(replace(task, budgets=peaks), Local.Options(sizes=sizes, exits=exits))
-    return DeviceRunner(local, dataset, partition), [piece.size for piece in pieces]
+    return DeviceRunner(local, dataset, partition), [submodel.label for submodel in submodels]
 
 
 @pytest.mark.parametrize("sizes", ["depth", "width"])
@@ -111,16 +119,16 @@ def test_each_device_trains_the_size_that_fits_it_alone(
 ) -> None:
     runner, names = sized(make_task, dataset, partition, sizes)
     method, state = runner.method, runner.method.setup()
-    assert [piece.size for piece in method.pieces(state)] == names
+    assert [submodel.label for submodel in method.sizes(state)] == names
     updates = [train(runner, state, device, 0) for device in range(3)]
-    assert [update.plan.piece.size for update in updates] == names
+    assert [update.plan.submodel.label for update in updates] == names
     for update in updates:
         assert update.tensors == {}
         assert update.peak_bytes == update.plan.predicted == update.plan.budget
         # A plain loop over the same batches, from the common start.
-        piece, number = update.plan.piece, update.plan.device
-        model = method.family.build(piece)
-        model.load_state_dict(cut(state.tensors, method.view(piece)), strict=False)
+        submodel, number = update.plan.submodel, update.plan.device
+        model = method.submodels.build(submodel)
+        model.load_state_dict(cut(state.tensors, method.submodels.view(submodel)), strict=False)
         recipe = method.task.recipe
         optimizer = torch.optim.SGD(
             model.train().parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay
@@ -135,18 +143,18 @@ def test_each_device_trains_the_size_that_fits_it_alone(
                 F.cross_entropy(logits, dataset.train_labels[batch]).backward()
                 optimizer.step()
         found = dict(model.state_dict())
-        assert update.memory.keys() == found.keys()
-        for name, tensor in update.memory.items():
+        assert update.device_state.keys() == found.keys()
+        for name, tensor in update.device_state.items():
             torch.testing.assert_close(tensor, found[name])
     merged = method.merge(state, updates)
     assert all(merged.tensors[name] is tensor for name, tensor in state.tensors.items())
-    after = replace(merged, devices={u.plan.device: u.memory for u in updates})
+    after = replace(merged, devices={u.plan.device: u.device_state for u in updates})
     expected = [f"device {number} ({name})" for number, name in enumerate(names)]
     assert list(method.deploy(after)) == expected
     assert list(LocalEngine(runner).evaluate(after)) == expected
     for update, size in zip(updates, expected, strict=True):
-        deployed = method.deploy(after)[size]().state_dict()
-        assert all(torch.equal(deployed[name], t) for name, t in update.memory.items())
+        deployed = method.deploy(after)[size].fill().state_dict()
+        assert all(torch.equal(deployed[name], t) for name, t in update.device_state.items())
     least = method.task.budgets[0] or 0
     with pytest.raises(BudgetTooSmall):
         method.plan(state, Device(0, "weak", 100 if sizes == "width" else least - 1), 0)
@@ -159,15 +167,15 @@ def test_a_device_of_another_size_than_before_starts_anew(
     runner, _ = sized(make_task, dataset, partition, sizes)
     state = runner.method.setup()
     first = train(runner, state, 0, 0)
-    known = replace(state, devices={0: first.memory})
+    known = replace(state, devices={0: first.device_state})
     same, upgraded = (Device(0, "any", budget) for budget in runner.method.task.budgets[:2])
     for device, goes_on in ((same, True), (upgraded, False)):
         plan = runner.method.plan(known, device, 1)
-        with_memory, without = runner.train(known, plan), runner.train(state, plan)
-        assert isinstance(with_memory, Update)
+        remembering, without = runner.train(known, plan), runner.train(state, plan)
+        assert isinstance(remembering, Update)
         assert isinstance(without, Update)
-        name = next(name for name in without.memory if name.endswith("linear.weight"))
-        assert torch.equal(with_memory.memory[name], without.memory[name]) != goes_on
+        name = next(name for name in without.device_state if name.endswith("linear.weight"))
+        assert torch.equal(remembering.device_state[name], without.device_state[name]) != goes_on
 
 
 TABLES: dict[str, Any] = {

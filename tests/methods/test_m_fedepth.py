@@ -23,6 +23,7 @@ def test_it_is_fedepth_with_auxiliary_heads() -> None:
     same = FeDepth(task, FeDepth.Options(heads="auxiliary"))
     plans = [plan_for(method, [(0, 2), (2, 4)]) for method in (same, MFeDepth(task))]
     assert plans[0] == plans[1]
+    assert plans[0].submodel.label == plans[1].submodel.label
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def test_the_server_has_the_heads_of_all_decompositions(method: MFeDepth) -> Non
         method.plan(method.setup(), Device(number, "some", memory), 0)
         for number, memory in enumerate(method.task.budgets[1:])
     ]
-    ends = [plan.piece.cut.get("exits", []) for plan in plans]
-    assert ends == [[1, 2], [2], []]
-    assert plans[0].piece.size == "blocks 1 | 2 | 3-4"
+    ends = [plan.submodel.exits for plan in plans]
+    assert ends == [(1, 2), (2,), ()]
+    assert plans[0].submodel.label == "blocks 1 | 2 | 3-4"
     # The last run uses the model's own head; whoever trains the whole model has no other.
     state = method.setup()
     extra = {name for name in state.tensors if name.startswith("exits.")}
@@ -51,7 +52,8 @@ def test_the_server_has_the_heads_of_all_decompositions(method: MFeDepth) -> Non
     heads = [stage.trainable for stage in plans[0].stages]
     assert heads[0] == ("model.blocks.0", "model.stem", "exits.1")
     assert heads[2] == ("model.blocks.2", "model.blocks.3", "model.head")
-    assert set(method.parameters(state)) == state.tensors.keys()  # Nothing is a statistic here.
+    # Nothing is a statistic here.
+    assert set(method.submodels.parameters(state, method.main)) == state.tensors.keys()
 
 
 def test_heads_are_averaged_over_those_who_train_them(method: MFeDepth) -> None:
@@ -77,8 +79,8 @@ def test_heads_are_averaged_over_those_who_train_them(method: MFeDepth) -> None:
 
 def test_only_the_models_own_head_is_deployed(method: MFeDepth) -> None:
     state = method.setup()
-    (build,) = method.deploy(state).values()
-    assert build().state_dict().keys() == method.task.build().state_dict().keys()
+    (deployed,) = method.deploy(state).values()
+    assert deployed.fill().state_dict().keys() == method.task.build().state_dict().keys()
     (score,) = LocalEngine(make_runner(method)).evaluate(state).values()
     assert score.samples == 12
 
@@ -87,8 +89,8 @@ def test_heads_of_different_blocks_start_differently_and_always_the_same() -> No
     starts = []
     for runs in ([(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)]):
         method = MFeDepth(make_task())
-        piece = plan_for(method, runs).piece
-        starts.append(method.extended(method.setup(), [piece]).tensors)
+        submodel = plan_for(method, runs).submodel
+        starts.append(method.submodels.extended(method.setup(), [submodel]).tensors)
     for name in starts[1]:
         assert torch.equal(starts[0][name], starts[1][name]), name
     assert not torch.equal(starts[0]["exits.1.4.weight"], starts[0]["exits.2.4.weight"])
@@ -98,9 +100,9 @@ def test_heads_of_different_blocks_start_differently_and_always_the_same() -> No
 def test_norms_of_heads_follow_the_recipe(norm: str, tracked: bool) -> None:
     method = MFeDepth(make_task(norm=norm))
     plan = plan_for(method, [(0, 2), (2, 4)])
-    state = method.extended(method.setup(), [plan.piece])
+    state = method.submodels.extended(method.setup(), [plan.submodel])
     assert ("exits.2.0.running_mean" in state.tensors) == tracked
-    assert "exits.2.0.running_mean" not in method.parameters(state)
+    assert "exits.2.0.running_mean" not in method.submodels.parameters(state, method.main)
     update = train(make_runner(method), state, plan)
     assert ("exits.2.0.running_mean" in update.tensors) == tracked
     merged = method.merge(state, [update]).tensors
@@ -111,7 +113,7 @@ def test_norms_of_heads_follow_the_recipe(norm: str, tracked: bool) -> None:
 def test_tokens_have_heads_like_the_models_own() -> None:
     method = MFeDepth(make_task("vit", VIT))
     plan = plan_for(method, [(0, 1), (1, 3)])
-    state = method.extended(method.setup(), [plan.piece])
+    state = method.submodels.extended(method.setup(), [plan.submodel])
     inside = {n for n in state.tensors if n.startswith("exits.")}
     assert {n.replace("exits.1.0.", "head.") for n in inside} == {
         name for name in state.tensors if name.startswith("head.")
@@ -121,4 +123,5 @@ def test_tokens_have_heads_like_the_models_own() -> None:
     assert not torch.equal(weight, state.tensors["head.linear.weight"])
     update = train(make_runner(method), state, plan)
     assert inside <= update.tensors.keys()
-    assert all(isinstance(part, nn.Sequential) for part in method.module(plan.piece).exits.values())  # type: ignore[union-attr, operator]
+    exits = method.submodels.module(plan.submodel).exits
+    assert all(isinstance(part, nn.Sequential) for part in exits.values())  # type: ignore[union-attr, operator]

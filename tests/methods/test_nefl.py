@@ -40,12 +40,12 @@ def sent(method: NeFL, number: int, value: float) -> Update:
     state = method.setup()
     device = Device(number, "a", ratio=None)
     plan = method.plan(state, device, 0)
-    piece = method.submodels[number]
+    submodel = method.nest[number]
     tensors = {
         name: torch.full_like(tensor, value)
-        for name, tensor in cut(state.tensors, method.view(piece)).items()
+        for name, tensor in cut(state.tensors, method.submodels.view(submodel)).items()
     }
-    return Update(replace(plan, piece=piece), tensors, samples=1, steps=1, loss=0.0)
+    return Update(replace(plan, submodel=submodel), tensors, samples=1, steps=1, loss=0.0)
 
 
 # ---- averaging
@@ -68,17 +68,17 @@ def test_the_averaging_example_by_hand(make_task: Tasks) -> None:
     assert torch.all(entry[:32, :16] == 4)
     head = merged.tensors["head.linear.weight"]  # the channels of the last stage: 32, 48, 64
     assert head[0].tolist() == [4.0] * 32 + [5.5] * 16 + [8.0] * 16
-    for piece, value in zip(method.submodels, (1.0, 3.0, 8.0), strict=True):
-        own = merged.tensors[f"blocks.0.norm1.weight@{piece.size}"]
+    for submodel, value in zip(method.nest, (1.0, 3.0, 8.0), strict=True):
+        own = merged.tensors[f"blocks.0.norm1.weight@{submodel.label}"]
         assert torch.all(own == value)
-        assert merged.tensors[f"blocks.0.branch.size@{piece.size}"] == value
+        assert merged.tensors[f"blocks.0.branch.size@{submodel.label}"] == value
 
 
 def test_a_submodel_that_nobody_trains_keeps_what_is_its_own(make_task: Tasks) -> None:
     method = NeFL(resnet(make_task), NeFL.Options(**FAMILY))
     state = method.setup()
     merged = method.merge(state, [sent(method, 0, 2.0)])
-    own = {name for name in state.tensors if "@" in name and method.submodels[0].size not in name}
+    own = {name for name in state.tensors if "@" in name and method.nest[0].label not in name}
     assert len(own) > 20
     for name in own:
         assert torch.equal(merged.tensors[name], state.tensors[name])
@@ -132,7 +132,7 @@ def test_what_is_kept_apart_is_chosen(
     method = NeFL(resnet(make_task, "resnet8"), NeFL.Options(widths=(0.5, 1.0), apart=apart))
     state = method.setup()
     names = ("conv1.weight", "conv2.weight", "norm1.weight", "norm1.running_mean", "branch.size")
-    small = method.submodels[0].size
+    small = method.nest[0].label
     assert {n for n in names if f"blocks.0.{n}@{small}" in state.tensors} == expected
     assert {n for n in names if f"blocks.0.{n}" not in state.tensors} == expected
 
@@ -140,10 +140,10 @@ def test_what_is_kept_apart_is_chosen(
 def test_layer_norms_are_kept_apart_too(make_task: Tasks) -> None:
     method = NeFL(make_task("vit", {"depth": 2}), NeFL.Options(scaling="depth", shares=(0.5, 1.0)))
     state = method.setup()
-    small = method.submodels[0]
-    assert small.cut["blocks"] == [0]
-    assert f"blocks.0.norm1.weight@{small.size}" in state.tensors
-    assert f"blocks.0.branch2.size@{small.size}" in state.tensors
+    small = method.nest[0]
+    assert small.blocks == (0,)
+    assert f"blocks.0.norm1.weight@{small.label}" in state.tensors
+    assert f"blocks.0.branch2.size@{small.label}" in state.tensors
     assert "blocks.0.attention.query.weight" in state.tensors
 
 
@@ -163,7 +163,7 @@ SHARES = {  # As published, products of gamma_W and gamma_D
 def test_published_submodels_have_the_published_shares(model: str, scaling: Any) -> None:
     task = Task(ModelConfig(model), Recipe(norm="tracked"), (3, 32, 32), 10)
     method = NeFL(task, NeFL.Options(scaling=scaling, published=True))
-    found = [method.share(piece.cut) for piece in method.submodels]
+    found = [method.submodels.share(submodel) for submodel in method.nest]
     if (model, scaling) == ("resnet18", "depth"):
         # The paper's 0.20 leaves out the projections that stay of the dropped stages.
         whole = sum(p.numel() for p in task.build().parameters())
@@ -176,13 +176,14 @@ def test_submodels_are_found_from_bytes(make_task: Tasks) -> None:
     whole = free.peak(free.main)
     budgets = (whole // 8, whole // 2, whole, None)
     method = NeFL(replace(free.task, budgets=budgets), NeFL.Options())
-    state, peaks = method.setup(), [method.peak(piece) for piece in method.submodels]
-    assert method.submodels[-1] == method.main
+    state, peaks = method.setup(), [method.peak(submodel) for submodel in method.nest]
+    assert method.nest[-1] == method.main
+    assert method.nest[-1].label == "full"
     assert len(peaks) == 3
     for budget, peak in zip(budgets, peaks, strict=False):
         assert budget is not None
         assert 0.7 * budget < peak <= budget
-    assert [piece.size for piece in method.pieces(state)] == [p.size for p in method.submodels]
+    assert [submodel.label for submodel in method.sizes(state)] == [p.label for p in method.nest]
     with pytest.raises(BudgetTooSmall, match="one training step of any submodel needs"):
         method.plan(state, Device(0, "a", 1000), 0)
 
@@ -203,21 +204,21 @@ def test_no_device_needs_more_than_it_has(
             assert update.plan.predicted <= update.plan.budget  # type: ignore[operator]
             if update.steps > 1:  # Momentum is there from the second step on.
                 assert update.peak_bytes == update.plan.predicted
-    assert any(update.plan.piece != runner.method.main for update in updates)
+    assert any(update.plan.submodel != runner.method.main for update in updates)
 
 
 def test_a_device_draws_within_its_reach(make_task: Tasks) -> None:
     widths = (0.25, 0.5, 0.75, 1.0)
     method = NeFL(make_task("mlp"), NeFL.Options(scaling="width", widths=widths, reach=1))
     state = method.setup()
-    peaks = [method.peak(piece) for piece in method.submodels]
+    peaks = [method.peak(submodel) for submodel in method.nest]
 
     def drawn(memory: int | None) -> set[float]:
         device = Device(0, "a", memory)
         plans = (method.plan(state, device, round_index) for round_index in range(40))
-        return {plan.piece.cut.get("width", 1.0) for plan in plans}
+        return {plan.submodel.width for plan in plans}
 
-    assert method.most(state, Device(0, "a", peaks[1]), 0).piece.cut["width"] == 0.5
+    assert method.plan_upper_bound(state, Device(0, "a", peaks[1]), 0).submodel.width == 0.5
     assert drawn(None) == {0.75, 1.0}
     assert drawn(peaks[1]) == {0.25, 0.5}
     assert drawn(peaks[0]) == {0.25}
@@ -228,13 +229,13 @@ def test_by_ratio_devices_also_draw_above_their_tier(make_task: Tasks) -> None:
     task = replace(make_task("mlp"), ratios=ratios)
     method = NeFL(task, NeFL.Options(scaling="width", assign="ratio"))
     state = method.setup()
-    assert method.ignores_budgets
-    assert [p.cut.get("width", 1.0) for p in method.submodels] == [math.sqrt(r) for r in ratios]
+    assert method.options.ignores_budgets
+    assert [p.width for p in method.nest] == [math.sqrt(r) for r in ratios]
 
     def tiers(ratio: float) -> set[int]:
         device = Device(0, "a", 1, ratio=ratio)
         plans = (method.plan(state, device, round_index) for round_index in range(60))
-        return {method.submodels.index(plan.piece) for plan in plans}
+        return {method.nest.index(plan.submodel) for plan in plans}
 
     assert tiers(0.2) == {0, 1, 2}
     assert tiers(0.6) == {0, 1, 2, 3, 4}
@@ -247,7 +248,7 @@ def test_with_few_ratios_the_largest_submodel_is_trained_as_well(make_task: Task
     method = NeFL(task, options)
     state = method.setup()
     plans = [method.plan(state, Device(0, "a", 1, ratio=ratio), 0) for ratio in (0.5, 1.0)]
-    assert [method.submodels.index(plan.piece) for plan in plans] == [2, 4]
+    assert [method.nest.index(plan.submodel) for plan in plans] == [2, 4]
 
 
 def test_a_refusal_names_the_smallest_submodel_that_could_be(make_task: Tasks) -> None:
@@ -264,7 +265,7 @@ def test_a_refusal_names_the_smallest_submodel_that_could_be(make_task: Tasks) -
 
 def test_listed_submodels_are_sorted(make_task: Tasks) -> None:
     method = NeFL(make_task("mlp"), NeFL.Options(widths=(1.0, 0.5)))
-    assert [piece.cut.get("width", 1.0) for piece in method.submodels] == [0.5, 1.0]
+    assert [submodel.width for submodel in method.nest] == [0.5, 1.0]
 
 
 class Tied(Staged):
@@ -281,7 +282,7 @@ def test_a_tied_weight_is_the_same_without_its_first_block(make_task: Tasks) -> 
     method = NeFL(task, NeFL.Options(blocks=((1,), (0, 1))))
     state = method.setup()
     assert "blocks.1.weight" not in state.tensors
-    assert method.view(method.submodels[0])["blocks.1.weight"].name == "blocks.0.weight"
+    assert method.submodels.view(method.nest[0])["blocks.1.weight"].name == "blocks.0.weight"
 
 
 def test_absorbing_steps_are_no_parameters(make_task: Tasks) -> None:
@@ -289,14 +290,14 @@ def test_absorbing_steps_are_no_parameters(make_task: Tasks) -> None:
     method = NeFL(resnet(make_task), options)
     sizes = [
         float(part.size)
-        for part in method.build(method.submodels[0]).modules()
+        for part in method.submodels.build(method.nest[0]).modules()
         if type(part).__name__ == "StepSize"
     ]
     assert sizes == [3, 1, 2]
     assert not any("branch" in name for name in method.setup().tensors)
     learning = NeFL(method.task, replace(options, steps="absorb_learn"))
     starts = learning.setup().tensors
-    small, full = (piece.size for piece in learning.submodels)
+    small, full = (submodel.label for submodel in learning.nest)
     assert starts[f"blocks.0.branch.size@{small}"] == 3
     assert starts[f"blocks.0.branch.size@{full}"] == 1
 
@@ -305,9 +306,9 @@ def test_every_submodel_is_deployed_and_is_what_devices_trained(make_task: Tasks
     method = NeFL(resnet(make_task), NeFL.Options(**FAMILY))
     state = method.setup()
     assert len(method.deploy(state)) == 3
-    for piece, fill in zip(method.submodels, method.deploy(state).values(), strict=True):
-        module = fill()
-        wanted = cut(state.tensors, method.view(piece))
+    for submodel, model in zip(method.nest, method.deploy(state).values(), strict=True):
+        module = model.fill()
+        wanted = cut(state.tensors, method.submodels.view(submodel))
         for name, tensor in own_tensors(module).items():
             assert torch.equal(tensor, wanted[name])
 
@@ -331,7 +332,7 @@ def test_it_starts_from_a_state_dict_with_fresh_norms_for_submodels(
     state = method.setup().tensors
     assert torch.all(state["blocks.0.conv1.weight"] == 0.5)
     assert torch.all(state["blocks.0.norm1.weight@full"] == 0.5)
-    assert torch.all(state[f"blocks.0.norm1.weight@{method.submodels[0].size}"] == 1)
+    assert torch.all(state[f"blocks.0.norm1.weight@{method.nest[0].label}"] == 1)
     assert torch.equal(state["head.linear.weight"], task.build().state_dict()["head.linear.weight"])
 
 
@@ -342,7 +343,7 @@ def test_what_is_kept_apart_by_name_starts_from_the_file(make_task: Tasks, tmp_p
     chosen = replace(task.model, weights=str(tmp_path / "weights.safetensors"))
     options = NeFL.Options(widths=(0.5, 1.0), apart=("norms", "*.attention.*"))
     method = NeFL(replace(task, model=chosen), options)
-    state, small = method.setup().tensors, method.submodels[0].size
+    state, small = method.setup().tensors, method.nest[0].label
     assert torch.all(state[f"blocks.0.attention.query.weight@{small}"] == 7)
     assert state[f"blocks.0.attention.query.weight@{small}"].shape == (4, 4)
     assert torch.all(state[f"blocks.0.norm1.weight@{small}"] == 1)
@@ -370,7 +371,8 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 
 def test_all_blocks_at_full_width_are_the_model(make_task: Tasks) -> None:
     method = NeFL(resnet(make_task, "resnet8"), NeFL.Options(blocks=((0,), (2, 1, 0))))
-    assert method.submodels[1] == method.main
+    assert method.nest[1] == method.main
+    assert method.nest[1].label == "full"
 
 
 def test_unknown_blocks_and_names_are_refused(make_task: Tasks) -> None:
@@ -383,7 +385,7 @@ def test_unknown_blocks_and_names_are_refused(make_task: Tasks) -> None:
 
 def test_a_model_without_blocks_can_still_be_narrower(make_task: Tasks) -> None:
     method = NeFL(make_task("linear"), NeFL.Options())
-    assert method.submodels == (method.main,)
+    assert method.nest == (method.main,)
     with pytest.raises((ConfigError, ModelError)):
         NeFL(make_task("linear"), NeFL.Options(blocks=((0,),))).setup()
 
@@ -391,9 +393,9 @@ def test_a_model_without_blocks_can_still_be_narrower(make_task: Tasks) -> None:
 def test_dropped_blocks_save_time_and_memory_in_proportion(make_task: Tasks) -> None:
     """FLOPs stand for time here; benchmarks/nefl.py has the seconds."""
     method = NeFL(resnet(make_task), NeFL.Options(**FAMILY))
-    (stage,) = method.stages(0)
+    stage = method.task.stage(0)
     blocks = NeFL(resnet(make_task), NeFL.Options(blocks=((0, 2, 4), (0, 1, 2, 3, 4, 5))))
-    flops = [blocks.flops_per_sample(piece, stage) for piece in blocks.submodels]
+    flops = [blocks.flops_per_sample(submodel, stage) for submodel in blocks.nest]
     assert 0.35 < flops[0] / flops[1] < 0.6
-    assert method.peak(method.submodels[0]) < method.peak(method.submodels[1])
-    assert isinstance(method.build(method.submodels[0]).get_submodule("blocks.1"), nn.Identity)
+    assert method.peak(method.nest[0]) < method.peak(method.nest[1])
+    assert isinstance(method.submodels.build(method.nest[0]).get_submodule("blocks.1"), nn.Identity)

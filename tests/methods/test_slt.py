@@ -11,15 +11,16 @@ from sizewise.common import rng
 from sizewise.data.augment import Transform
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, cut, size_in_bytes
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
-from sizewise.methods.slt import SLT
+from sizewise.methods.slt import SLT, Progress
+from sizewise.methods.slt.configurations import configuration
 from sizewise.steps.recipe import Recipe
 from sizewise.training.loop import Shard
 from sizewise.training.task import ModelConfig, Task
@@ -50,7 +51,7 @@ def published(ratio: float) -> SLT:
 def budget() -> int:
     """A little more than every step needs with the narrowest head."""
     method = tiny()
-    steps = range(1, len(method.channels.groups) + 1)
+    steps = range(1, len(method.submodels.channels.groups) + 1)
     return int(1.2 * max(method.bytes_of(step, step - 1, 1 / 64) for step in steps))
 
 
@@ -62,7 +63,7 @@ def shard() -> Shard:
 
 def train(method: SLT, state: State, round_index: int, device: Device, shard: Shard) -> Update:
     plan = method.plan(state, device, round_index)
-    return method.train(plan, cut(state.tensors, method.view(plan.piece)), shard, {})
+    return method.train(plan, cut(state.tensors, method.submodels.view(plan.submodel)), shard, {})
 
 
 @pytest.mark.parametrize("ratio", SHIPPED)
@@ -75,14 +76,15 @@ def test_tables_have_the_published_steps(ratio: float) -> None:
     assert widths[-1] == 1
     # The shipped ones are rounded by hand: they take 74 to 101 % of the budget.
     assert widths[1:] == pytest.approx(shipped, abs=0.13)
-    budget = published(ratio).counted(ratio)
+    budget = published(ratio).capacity(ratio)
+    assert budget is not None
     for step, width in enumerate(shipped, 1):
         assert published(ratio).bytes_of(step, step - 1, width) < 1.02 * budget
 
 
 def test_configurations_fit_the_papers_accounting() -> None:
     method = published(0.25)
-    (limit,) = method._capacities()
+    (limit,) = method.capacities()
     assert limit is not None
     for step, width in enumerate(method.table):
         assert method.bytes_of(step, max(step - 1, 0), width) <= limit
@@ -162,7 +164,7 @@ def test_predicted_is_metered_within_the_budget_in_every_step(budget: int, shard
             assert update.peak_bytes == update.plan.predicted
             assert update.peak_bytes <= memory
         weak = train(method, state, round_index, Device(0, "a", budget), shard)
-        whole = size_in_bytes(cut(state.tensors, method.view(weak.plan.piece)))
+        whole = size_in_bytes(cut(state.tensors, method.submodels.view(weak.plan.submodel)))
         uploads.append(size_in_bytes(weak.tensors) / whole)
     # The share that is sent falls as layers freeze.
     assert uploads == sorted(uploads, reverse=True)
@@ -174,9 +176,9 @@ def test_frozen_layers_do_not_move_and_are_not_sent(budget: int, shard: Shard) -
     state = method.setup()
     last = len(method.table) - 1
     update = train(method, state, 29, Device(0, "a", budget), shard)
-    frozen = last - 1
-    names = [n for n, _ in method._parameters if (method.channels.layer(n) or 0) < frozen]
-    names = [n for n in names if method.channels.layer(n) is not None]
+    frozen, channels = last - 1, method.submodels.channels
+    names = [n for n, _ in method.submodels._parameters if (channels.layer(n) or 0) < frozen]
+    names = [n for n in names if channels.layer(n) is not None]
     assert names
     assert not set(names) & set(update.tensors)
     merged = method.merge(state, [update])
@@ -189,28 +191,28 @@ def test_strong_devices_freeze_less_and_keep_the_heads_width(budget: int) -> Non
     state = method.setup()
     weak = method.plan(state, Device(0, "a", budget), 29)
     strong = method.plan(state, Device(1, "b", None), 29)
-    assert strong.piece == weak.piece
-    assert strong.stages[0].name == "0 frozen"
-    assert weak.stages[0].name != "0 frozen"
+    assert strong.submodel == weak.submodel
+    assert strong.stages[0].work.label == "0 frozen"
+    assert weak.stages[0].work.label != "0 frozen"
 
 
 def test_deploys_the_current_configuration_and_the_full_model(budget: int, shard: Shard) -> None:
     method = tiny([budget], rounds=30)
     state = method.setup()
-    assert list(method.deploy(state)) == ["full", method.piece(0, method.table[0]).size]
+    assert list(method.deploy(state)) == ["full", configuration(0, method.table[0]).label]
     state = method.merge(state, [train(method, state, 29, Device(0, "a", budget), shard)])
-    assert state.extras["trained"] == len(method.table) - 1
+    assert state.facts(Progress).trained == len(method.table) - 1
     assert list(method.deploy(state)) == ["full"]
 
 
 def test_early_stop_goes_on_when_the_loss_stands_still(budget: int) -> None:
     method = tiny([budget], rounds=30)
     method = SLT(method.task, SLT.Options(rounds="early_stop", patience=2))
-    state = method.setup()
+    progress = method.setup().facts(Progress)
     seen = []
     for loss in (2.0, 1.5, 1.6, 1.4, 1.5, 1.5, 3.0, 2.0):
-        state = replace(state, extras={**state.extras, **method._judged(state, loss)})
-        seen.append(state.extras["step"])
+        progress = method._judged(progress, loss)
+        seen.append(progress.step)
     assert seen == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
@@ -247,7 +249,7 @@ def test_devices_that_froze_a_layer_count_if_asked_for(
         plan = method.plan(state, Device(number, "any"), 2)
         sent = {
             name: torch.full_like(tensor, value)
-            for name, tensor in cut(old, method.view(plan.piece)).items()
+            for name, tensor in cut(old, method.submodels.view(plan.submodel)).items()
             if "conv1" not in name and (number > 0 or not name.startswith("stem"))
         }
         updates.append(Update(plan, sent, samples=1, steps=1, loss=1.0))

@@ -7,8 +7,8 @@ from torch import nn
 
 from conftest import devices_of
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Submodel
 from sizewise.exchange.state import State
+from sizewise.families.submodels import Width
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.small import Small
@@ -33,11 +33,11 @@ def rigid(classes: int) -> nn.Module:
 def test_width_is_what_the_smallest_budget_holds(make_task: Tasks, federate: Run) -> None:
     task = make_task("cnn", {"layers": [8, 16]}, shares=(0.25, 0.5, 1))
     method = Small(task)
-    assert method.main == Submodel("width 0.25", {"width": 0.25})
+    assert (method.main, method.main.label) == (Width(0.25), "width 0.25")
     state = method.setup()
-    assert state.extras["width"] == 0.25
+    assert state.facts(Width) == Width(0.25)
     assert state.tensors["blocks.0.conv.weight"].shape == (4, 2, 3, 3)
-    sizes = {method.plan(state, device, 0).piece.size for device in devices_of(task)}
+    sizes = {method.plan(state, device, 0).submodel.label for device in devices_of(task)}
     assert sizes == {"width 0.25"}
     trained = federate(method, 2)
     assert list(method.deploy(trained)) == ["width 0.25"]
@@ -45,9 +45,9 @@ def test_width_is_what_the_smallest_budget_holds(make_task: Tasks, federate: Run
 
 def test_one_byte_less_is_one_step_narrower(make_task: Tasks) -> None:
     task = make_task(args={"hidden": [16, 16]}, shares=(0.5, 1))
-    assert Small(task).main.cut["width"] == 0.5
+    assert Small(task).main.width == 0.5
     poorer = replace(task, budgets=(task.budgets[0] - 1, None))  # type: ignore[operator]
-    assert Small(poorer).main.cut["width"] == 7 / 16
+    assert Small(poorer).main.width == 7 / 16
 
 
 def test_it_is_fedavg_at_that_width(make_task: Tasks, federate: Run) -> None:
@@ -67,21 +67,21 @@ def test_it_is_not_cut_from_the_large_model(make_task: Tasks) -> None:
 def test_budgets_that_hold_nothing_are_passed_over_and_refused(make_task: Tasks) -> None:
     task = make_task(args={"hidden": [16, 16]})
     method = Small(replace(task, budgets=(10, bytes_of_ratio(task, 0.5), None)))
-    assert method.main.cut["width"] == 0.5
+    assert method.main.width == 0.5
     with pytest.raises(BudgetTooSmall):
         method.plan(method.setup(), Device(0, "tiny", 10), 0)
     nobody = Small(replace(task, budgets=(10,)))
-    assert nobody.main.cut["width"] == 1 / 16
+    assert nobody.main.width == 1 / 16
 
 
 def test_widths_that_the_model_cannot_have_are_not_tried(make_task: Tasks) -> None:
     # A sixteenth of 6 and 5 units is none; the narrowest that exists is 4/16.
     method = Small(replace(make_task(), budgets=(10,)))
-    assert method.main.cut["width"] == 0.25
+    assert method.main.width == 0.25
 
 
 def test_unlimited_devices_train_the_full_model(make_task: Tasks) -> None:
-    assert Small(make_task()).main == Submodel()
+    assert Small(make_task()).main == Width()
 
 
 def test_model_without_a_width_is_cut_and_drawn_anew(make_task: Tasks, federate: Run) -> None:

@@ -16,7 +16,15 @@ from sizewise.errors import BudgetTooSmall, ConfigError, ModelError, NoChannelLe
 from sizewise.exchange.plan import Update
 from sizewise.fleet.devices import Device
 from sizewise.methods.small import Small
-from sizewise.methods.splitmix import Ensemble, SplitMix, draw_as_if_wide
+from sizewise.methods.splitmix import (
+    Bases,
+    Deck,
+    Ensemble,
+    SplitMix,
+    deck_of,
+    draw_as_if_wide,
+    first_bases,
+)
 from sizewise.runs.preparation import bytes_of_ratio
 from sizewise.steps.step import backpropagate
 from sizewise.training.task import Task
@@ -29,7 +37,7 @@ def make(task: Task, **options: Any) -> SplitMix:
 
 
 def peak(method: SplitMix, bases: int) -> int:
-    return method.footprint(method.bases(range(bases)), method.stages(0)[0]).peak
+    return method.peak(first_bases(bases, method.atom))
 
 
 # ---- the deck
@@ -41,12 +49,12 @@ def test_every_turn_takes_the_next_card_and_others_at_random(make_task: Tasks) -
     device = Device(0, "some", peak(method, 2))
     cards, others = Counter[int](), Counter[int]()
     for turn in range(400):
-        chosen = method.plan(state, replace(device, turn=turn), turn).piece.cut["bases"]
+        chosen = method.plan(state, replace(device, turn=turn), turn).submodel.numbers
         assert len(chosen) == len(set(chosen)) == 2
-        assert chosen == sorted(chosen)
+        assert list(chosen) == sorted(chosen)
         others.update(chosen)
         alone = replace(device, turn=turn, memory=peak(method, 1))
-        (card,) = method.plan(state, alone, turn).piece.cut["bases"]
+        (card,) = method.plan(state, alone, turn).submodel.numbers
         assert card in chosen, "the next card is always included"
         cards[card] += 1
         if turn % 4 == 3:
@@ -61,7 +69,7 @@ def test_decks_are_shuffled_anew_and_depend_on_the_seed_alone(make_task: Tasks) 
         device = Device(0, "weak", peak(method, 1))
         state = method.setup()
         turns = (replace(device, turn=turn) for turn in range(32))
-        return [method.plan(state, d, 0).piece.cut["bases"][0] for d in turns]
+        return [method.plan(state, d, 0).submodel.numbers[0] for d in turns]
 
     first = cards(0)
     decks = [tuple(first[start : start + 8]) for start in range(0, 32, 8)]
@@ -73,7 +81,8 @@ def test_decks_are_shuffled_anew_and_depend_on_the_seed_alone(make_task: Tasks) 
 
 @pytest.mark.parametrize(("atom", "deck"), [(0.165, 6), (1 / 49, 49), (0.1, 10), (0.4, 2), (1, 1)])
 def test_number_of_bases(atom: float, deck: int, make_task: Tasks) -> None:
-    assert make(make_task(args={"hidden": [50]}), atom=atom).deck == deck
+    method = make(make_task(args={"hidden": [50]}), atom=atom)
+    assert len(method.main.numbers) == deck_of(method.atom) == deck
 
 
 # ---- quotas
@@ -85,11 +94,11 @@ def test_quota_by_bytes_is_all_that_fits(make_task: Tasks) -> None:
     for bases in range(1, 9):
         needed = peak(method, bases)
         plan = method.plan(state, Device(0, "some", needed), 0)
-        assert len(plan.piece.cut["bases"]) == bases
+        assert len(plan.submodel.numbers) == bases
         assert plan.predicted == plan.budget == needed
         if bases > 1:
             less = method.plan(state, Device(0, "some", needed - 1), 0)
-            assert len(less.piece.cut["bases"]) == bases - 1
+            assert len(less.submodel.numbers) == bases - 1
     with pytest.raises(BudgetTooSmall, match=f"needs {peak(method, 1):,} bytes"):
         method.plan(state, Device(0, "weak", peak(method, 1) - 1), 0)
     assert method.quota(Device(0, "any")) == 8
@@ -104,7 +113,7 @@ def test_quota_by_ratio_is_that_of_the_paper(ratio: float, quota: int, make_task
     assert method.quota(device) == quota
     plan = method.plan(method.setup(), device, 0)
     assert plan.budget is None
-    assert method.ignores_budgets
+    assert method.options.ignores_budgets
 
 
 def test_quota_by_ratio_needs_ratios(make_task: Tasks) -> None:
@@ -117,8 +126,8 @@ def test_atom_is_the_largest_that_the_smallest_budget_holds(make_task: Tasks) ->
     task = make_task(args={"hidden": [16, 16]}, shares=(0.25, 1))
     method = make(task)
     assert method.atom == 0.25
-    assert method.deck == 4
-    assert method.setup().extras["atom"] == 0.25
+    assert deck_of(method.atom) == len(method.main.numbers) == 4
+    assert method.setup().facts(Deck) == Deck(0.25)
     assert make(make_task()).atom == 1, "without limits there is one base, the model"
     assert make(replace(task, budgets=(10,))).atom == 1 / 16
 
@@ -169,7 +178,7 @@ def test_weights_are_drawn_as_if_layers_were_wide(make_task: Tasks) -> None:
 @pytest.mark.parametrize("rescale", [True, False])
 def test_convolutions_are_divided_by_the_atom_in_training(rescale: bool, make_task: Tasks) -> None:
     method = make(make_task("cnn", {"layers": [8]}), atom=0.25, rescale_layer=rescale)
-    base = method.build(method.bases([0])).get_submodule("bases.0")
+    base = method.submodels.build(Bases((0,), method.atom)).get_submodule("bases.0")
     conv = base.get_submodule("stem.conv")
     images = torch.randn(2, 1, 4, 4)
     plain = F.conv2d(images, conv.weight, padding=1)  # type: ignore[arg-type]
@@ -180,7 +189,7 @@ def test_convolutions_are_divided_by_the_atom_in_training(rescale: bool, make_ta
 
 def test_hidden_linear_layers_are_divided_by_the_atom_in_training(make_task: Tasks) -> None:
     method = make(make_task(args={"hidden": [8, 8]}), atom=0.25)
-    base = method.build(method.bases([0])).get_submodule("bases.0")
+    base = method.submodels.build(Bases((0,), method.atom)).get_submodule("bases.0")
     images, layers = torch.randn(2, 1, 4, 4), ("stem.linear", "blocks.0.linear", "head")
     x = images.flatten(1)
     for number, name in enumerate(layers):
@@ -231,10 +240,10 @@ def test_a_layer_without_units_ends_the_search_for_an_atom(make_task: Tasks) -> 
         make(task, atom=0.125).setup()
 
 
-def test_a_piece_holds_the_bases_it_names(make_task: Tasks) -> None:
+def test_a_submodel_holds_the_bases_it_names(make_task: Tasks) -> None:
     method = make(make_task("cnn", {"layers": [8]}), atom=0.25)
     state = method.setup()
-    module = method.filled(method.bases([1, 3]), state)
+    module = method.submodels.filled(Bases((1, 3), method.atom), state)
     assert isinstance(module, Ensemble)
     for position, base in enumerate((1, 3)):
         found = module.bases[position].state_dict()
@@ -254,7 +263,7 @@ def test_bases_train_as_if_each_were_alone(
     assert isinstance(together, Update)
     losses = []
     for base in range(4):
-        alone = runner.train(state, replace(plan, piece=method.bases([base])))
+        alone = runner.train(state, replace(plan, submodel=Bases((base,), method.atom)))
         assert isinstance(alone, Update)
         losses.append(alone.loss)
         for name, tensor in alone.tensors.items():
@@ -270,13 +279,13 @@ def test_merge_is_the_mean_of_those_who_trained_a_base(
     method = make(task, atom=0.25, assign="ratio")
     state = method.setup()
     merged, updates = do_round(DeviceRunner(method, dataset, partition), state, 0)
-    assert [len(update.plan.piece.cut["bases"]) for update in updates] == [1, 2, 3]
+    assert [len(update.plan.submodel.numbers) for update in updates] == [1, 2, 3]
     for base in range(4):
         name = f"bases.{base}.head.weight"
         sent = [
             (update.samples, update.tensors[f"bases.{chosen.index(base)}.head.weight"])
             for update in updates
-            if base in (chosen := update.plan.piece.cut["bases"])
+            if base in (chosen := update.plan.submodel.numbers)
         ]
         if sent:
             mean = sum(n * tensor for n, tensor in sent) / sum(n for n, _ in sent)
@@ -287,8 +296,8 @@ def test_merge_is_the_mean_of_those_who_trained_a_base(
 
 def test_masking_ignores_classes_that_are_not_in_the_batch(make_task: Tasks) -> None:
     method = make(make_task(args={"hidden": [8]}), atom=0.5, mask_labels=True)
-    module = method.filled(method.main, method.setup())
-    loss = method.objective(method.stages(0)[0], None)
+    module = method.submodels.filled(method.main, method.setup())
+    loss = method.loss(method.main, method.task.stage(0), None)
     backpropagate(loss(module, torch.randn(3, 1, 4, 4), torch.tensor([0, 2, 0])))
     for base in range(2):
         gradient = module.get_parameter(f"bases.{base}.head.bias").grad
@@ -303,9 +312,9 @@ def test_ensembles_of_doubling_size_are_deployed(
     atom: float, counts: list[int], make_task: Tasks
 ) -> None:
     method = make(make_task(args={"hidden": [8]}), atom=atom)
-    pieces = method.pieces(method.setup())
-    assert [len(piece.cut["bases"]) for piece in pieces] == counts
-    assert pieces[-1] == method.main
+    sizes = method.sizes(method.setup())
+    assert [len(submodel.numbers) for submodel in sizes] == counts
+    assert sizes[-1] == method.main
 
 
 def test_budgets_of_the_fleet_are_those_of_narrow_models(make_task: Tasks) -> None:

@@ -93,10 +93,12 @@ def covered(runner: DeviceRunner, state: State, updates: list[Update]) -> dict[s
     """Return which entries of the server's tensors some device sent."""
     masks = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.tensors.items()}
     for update in updates:
-        view = with_rows(runner.method.view(update.plan.piece), update.rows, state.tensors)
-        for slot in (view[local] for local in update.tensors):
-            place = ... if slot.index is None else grid(slot.index, masks[slot.name].shape)
-            masks[slot.name][place] = True
+        view = with_rows(
+            runner.method.submodels.view(update.plan.submodel), update.rows, state.tensors
+        )
+        for place in (view[local] for local in update.tensors):
+            kept = ... if place.index is None else grid(place.index, masks[place.name].shape)
+            masks[place.name][kept] = True
     return masks
 
 

@@ -12,7 +12,8 @@ import sizewise
 from sizewise import config as configs
 from sizewise.cutting import verification
 from sizewise.errors import ModelError
-from sizewise.families.stepwise import Stepwise
+from sizewise.methods.slt import SLT
+from sizewise.methods.slt.configurations import configuration
 from sizewise.report import page, records
 from sizewise.runs import cuts, preparation, preview, session
 from sizewise.runs.cuts import Cuts
@@ -73,13 +74,13 @@ def test_stored_sizes_of_heads_are_found(method: str, tmp_path: Path) -> None:
 
 def test_a_map_of_one_channel_keeps_the_others_in_slt() -> None:
     method = preparation.prepare(config("mapped", "slt")).method
-    assert isinstance(method, Stepwise)
+    assert isinstance(method, SLT)
     preparation.checked(method)
-    piece = method.piece(1, 0.5)
-    kept = method.kept(piece)
+    submodel = configuration(1, 0.5)
+    kept = method.submodels.kept(submodel)
     assert kept is not None
-    assert verification.verify(method.task.build(), method.traced, kept) < 1e-9
-    module = method.module(piece)
+    assert verification.verify(method.task.build(), method.submodels.channels, kept) < 1e-9
+    module = method.submodels.module(submodel)
     stem, block = module.get_submodule("0"), module.get_submodule("1")
     assert block(stem(method.task.drawn(2))).shape[1] == cut_models.FULL // 2
 
@@ -160,7 +161,7 @@ def test_the_model_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.clear()
         preparation.checked(made)
         made.setup()
-        made.view(made.cuts()[0])
+        made.submodels.view(made.trained()[0])
         assert len(calls) == 1, method
 
 

@@ -213,6 +213,6 @@ def test_models_of_a_device_or_a_step_come_back_too(tmp_path: Path, method: dict
         assert deployment.export(tmp_path / "run", out, size=size)["size"] == size
         found = federation.folder.newest()
         assert found is not None
-        expected = federation.method.deploy(found[0])[size]().eval()
+        expected = federation.method.deploy(found[0])[size].fill().eval()
         with torch.no_grad():
             assert torch.equal(deployment.load(out)(images), expected(images)), size

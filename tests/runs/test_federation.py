@@ -11,8 +11,8 @@ import torch
 
 from sizewise import config as configs
 from sizewise.engines import Outcome
-from sizewise.engines.local import LocalEngine
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.local import LocalEngine
 from sizewise.errors import ConfigError, NobodyCanTrain, NothingMerged
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State, sha256
@@ -130,8 +130,8 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(server: str, tmp_path:
     first = run.round(run.method.setup(), Totals(), 0)
     second = run.round(first[0], first[1], 1)
     assert sha256(second[0].tensors) == sha256(first[0].tensors)
-    assert sha256(second[0].memory) == sha256(first[0].memory)
-    assert (server == "fedavg") == (not first[0].memory)
+    assert sha256(second[0].server_state) == sha256(first[0].server_state)
+    assert (server == "fedavg") == (not first[0].server_state)
     assert second[2]["devices"] == 0
     assert second[2]["train_loss"] is None
     assert run.run()["rounds"] == 3
@@ -232,7 +232,7 @@ def test_flops_count_the_samples_that_were_trained_on(tmp_path: Path) -> None:
     run.run()
     (first, *_) = updates(tmp_path / "run")
     assert (first["samples"], first["steps"]) == (75, 3)
-    (stage,) = run.method.stages(0)
+    stage = run.method.task.stage(0)
     assert first["flops"] == 30 * run.method.flops_per_sample(run.method.main, stage)
 
 

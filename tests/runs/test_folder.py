@@ -8,7 +8,7 @@ import torch
 from sizewise.config import Config, from_dict
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
-from sizewise.exchange.plan import Submodel, Plan, Update
+from sizewise.exchange.plan import Plan, Submodel, Update
 from sizewise.exchange.state import State
 from sizewise.runs.folder import RunFolder, Totals
 
@@ -46,7 +46,7 @@ def lines(folder: RunFolder, name: str) -> list[int]:
 def remembering(device: int, rounds: int) -> Update:
     plan = Plan(device, rounds - 1, "any", Submodel(), ())
     memory = {"w": torch.tensor([float(rounds)])}
-    return Update(plan, {}, samples=1, steps=1, loss=0.0, memory=memory)
+    return Update(plan, {}, samples=1, steps=1, loss=0.0, device_state=memory)
 
 
 def test_config_is_in_the_folder_complete(folder: RunFolder) -> None:
@@ -64,10 +64,13 @@ def test_round_comes_back(folder: RunFolder) -> None:
     found, so_far = restored
     assert so_far == totals(1)
     expected = state(1)
-    for mine, theirs in ((found.tensors, expected.tensors), (found.memory, expected.memory)):
+    for mine, theirs in (
+        (found.tensors, expected.tensors),
+        (found.server_state, expected.server_state),
+    ):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert found.extras == {"note": [1]}
+    assert found.metadata == {"note": [1]}
     assert dict(found.devices) == {}
 
 

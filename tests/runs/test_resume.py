@@ -99,7 +99,7 @@ def facts(result: dict[str, Any], path: Path) -> dict[str, Any]:
         "history": lines("history.jsonl"),
         "updates": lines("updates.jsonl"),
         "partition": (path / "partition.json").read_text(),
-        "moments": checkpoint.sha256(state.memory),
+        "moments": checkpoint.sha256(state.server_state),
         "devices": {n: checkpoint.sha256(tensors) for n, tensors in state.devices.items()},
         "final": checkpoint.sha256(checkpoint.read_tensors(path / "final.safetensors")[0]),
         "rounds": totals.rounds,

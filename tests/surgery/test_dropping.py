@@ -4,8 +4,7 @@ from torch import nn
 
 from sizewise.errors import ModelError
 from sizewise.models import build
-from sizewise.surgery.anatomy import Staged, anatomy
-from sizewise.surgery.blockwise import hidden_shapes
+from sizewise.surgery.anatomy import Staged, anatomy, hidden_shapes
 from sizewise.surgery.dropping import drop_blocks, stages
 
 IMAGE = (1, 8, 8)

@@ -53,7 +53,7 @@ def test_pass_gives_every_row_once_but_for_the_rest(rows: int, size: int, drop: 
 
 def test_shard_is_only_its_own_rows() -> None:
     everything = shard_of(10)
-    shard = Shard(everything.images, everything.labels, torch.tensor([7, 2, 5]), TRANSFORM)
+    shard = Shard(everything.inputs, everything.labels, torch.tensor([7, 2, 5]), TRANSFORM)
     ((images, labels),) = shard.batches(8, generator())
     assert len(shard) == 3
     assert sorted(round(v * 255) for v in images[:, 0, 0, 0].tolist()) == [2, 5, 7]
@@ -76,7 +76,7 @@ def test_sgd_step_by_hand() -> None:
     model, shard = network(), shard_of(6)
     stage = TrainingStage(lr=0.5, epochs=1)
     before = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    images, labels = shard.transform(shard.images, None), shard.labels
+    images, labels = shard.transform(shard.inputs, None), shard.labels
     hidden = F.relu(F.linear(images.flatten(1), before[0], before[1]))
     loss = F.cross_entropy(F.linear(hidden, before[2], before[3]), labels)
     gradients = torch.autograd.grad(loss, before)
@@ -124,7 +124,9 @@ def test_clipping_bounds_the_whole_gradient() -> None:
 )
 def test_number_of_steps(epochs: int, options: dict[str, int], steps: int) -> None:
     recipe = Recipe(batch=4, **options)
-    assert fit(network(), TrainingStage(0.1, epochs), shard_of(10), recipe, generator()).steps == steps
+    assert (
+        fit(network(), TrainingStage(0.1, epochs), shard_of(10), recipe, generator()).steps == steps
+    )
 
 
 def test_each_epoch_is_shuffled_anew() -> None:
@@ -229,7 +231,9 @@ def test_stages_are_packed_together() -> None:
 def test_stage_that_trains_everything_packs_everything() -> None:
     model = Parts()
     assert set(WorkingCopy(model).trained([TrainingStage(0.1, 1)])) == set(model.state_dict())
-    assert "bare.running_mean" in WorkingCopy(model).trained([TrainingStage(0.1, 1, ("bare", "first"))])
+    assert "bare.running_mean" in WorkingCopy(model).trained(
+        [TrainingStage(0.1, 1, ("bare", "first"))]
+    )
 
 
 def test_packed_tensors_are_copies() -> None:

@@ -37,7 +37,9 @@ def test_what_the_owner_froze_is_taken_out_of_every_stage() -> None:
     assert copy.actual(TrainingStage(0.1, 1)).trainable == everything
     assert copy.actual(TrainingStage(0.1, 1, ("0",))).trainable == ("0.bias",)
     model.requires_grad_(False)
-    assert copy.actual(TrainingStage(0.1, 1)).trainable == everything, "later freezing is a stage's own"
+    assert copy.actual(TrainingStage(0.1, 1)).trainable == everything, (
+        "later freezing is a stage's own"
+    )
 
 
 def test_a_stage_stays_as_it_is_when_nothing_is_frozen() -> None:

@@ -52,7 +52,7 @@ def _samples(batch: int) -> str:
 
 
 def _input(facts: Mapping[str, Any]) -> str:
-    shape = ", ".join(map(str, facts["task"]["image"]))
+    shape = ", ".join(map(str, facts["task"]["input_shape"]))
     if not facts["task"].get("vocabulary"):
         return f"float32, (batch, {shape})"
     if facts["tokenizer"] is None:

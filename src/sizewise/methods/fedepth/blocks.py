@@ -10,6 +10,7 @@ together with.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -115,11 +116,17 @@ class BlockSubmodels(Submodels):
     def __init__(self, task: Task, heads: str, link: str) -> None:
         super().__init__(task)
         self.heads, self.link = heads, link
-        if not task.parts.blocks:
+
+    @cached_property
+    def parts(self) -> Anatomy:
+        """Stem, blocks and head; who trains the model as it is does not need to know them."""
+        parts = self.task.parts
+        if not parts.blocks:
             raise ModelError(
-                f"{task.model.name!r} has no blocks between stem and head to train in turn; "
+                f"{self.task.model.name!r} has no blocks between stem and head to train in turn; "
                 "name them in model.anatomy, or choose another method"
             )
+        return parts
 
     def build(self, submodel: Any) -> nn.Module:
         """Build the model; for devices that take it apart, with ways out and peers."""
@@ -129,11 +136,11 @@ class BlockSubmodels(Submodels):
         exits = {stop: self._exit(stop) for stop in submodel.exits}
         peers = [task.build() for _ in range(submodel.peers)]
         links = self.heads == "skip"
-        return Blockwise(model, task.parts, task.hidden_shapes, exits, links, peers)
+        return Blockwise(model, self.parts, task.hidden_shapes, exits, links, peers)
 
     def has_exit(self, stop: int) -> bool:
         """Return whether there are weights between so many blocks and the logits or the head."""
-        if stop == len(self.task.parts.blocks):
+        if stop == len(self.parts.blocks):
             return False
         if self.heads == "auxiliary":
             return True
@@ -187,7 +194,7 @@ class BlockSubmodels(Submodels):
 
     def _learning(self, model: str, blocks: Blocks) -> Iterator[str]:
         """Yield the prefixes of what learns in one model; parts without weights have none."""
-        parts = self.task.parts
+        parts = self.parts
         paths = [parts.blocks[number] for number in blocks.learn]
         paths += parts.stem if blocks.stem else ()
         own = model == "model" and self.has_exit(blocks.stop)

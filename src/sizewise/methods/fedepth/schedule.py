@@ -116,7 +116,7 @@ class Scheduler:
         """Return the blocks that do not fit alone and are not even run."""
         found: tuple[int, ...] = ()
         if self.options.skip == "bypass":
-            for number in range(len(self.task.parts.blocks)):
+            for number in range(len(self.submodels.parts.blocks)):
                 if self.peak(self.run(memory, number, number + 1, found)) > memory:
                     found += (number,)
         return found
@@ -142,7 +142,7 @@ class Scheduler:
         return not norms.uses_batch_statistics(self.submodels.pattern(TakenApart()))
 
     def _pack(self, memory: int, stage: Callable[[int, int], Schedule]) -> Packing:
-        count = len(self.task.parts.blocks)
+        count = len(self.submodels.parts.blocks)
         return pack_blocks(lambda i, j: self.peak(stage(i, j)), count, memory)
 
     def _together(self, memory: int) -> Schedule:
@@ -167,7 +167,7 @@ class Scheduler:
     def _published(self, ratio: float) -> Schedule:
         """Return the decomposition that the paper's accounting gives for a ratio."""
         inputs = self.task.inputs(self.task.recipe.batch)
-        counted = accounting.summary(self.task.build(), inputs, self.task.parts)
+        counted = accounting.summary(self.task.build(), inputs, self.submodels.parts)
         whole = int(ratio + 1e-9)
         if ratio - whole < 1e-9 or whole >= self.options.models:
             return self.regular(min(whole, self.options.models) - 1)
@@ -195,7 +195,7 @@ class Scheduler:
 
     @property
     def _whole(self) -> Blocks:
-        return Blocks(tuple(range(len(self.task.parts.blocks))))
+        return Blocks(tuple(range(len(self.submodels.parts.blocks))))
 
     def _staged(self, run: Run) -> Schedule:
         """Return one stage, on a submodel that has all ways out.

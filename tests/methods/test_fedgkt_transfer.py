@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise.data.augment import Transform
-from sizewise.training.transfer import Gathered, Pupil, distance, pupils_loss, teachers_loss
+from sizewise.methods.fedgkt.transfer import Gathered, Pupil, distance, pupils_loss, teachers_loss
 
 
 def pupil(logits: Tensor | None) -> Pupil:

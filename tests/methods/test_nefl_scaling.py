@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import trace
 from sizewise.errors import ConfigError
+from sizewise.methods.nefl.scaling import Scaled, published, scaled
 from sizewise.models import build
-from sizewise.surgery.submodels import ScaledModel, published, scaled
 
 STAGES = [range(2), range(2, 4), range(4, 6), range(6, 8)]
 
 
 def test_width_takes_the_root_of_the_share() -> None:
-    assert scaled(0.25, "width", STAGES) == ScaledModel(0.5)
-    assert scaled(1.0, "both", STAGES) == scaled(1.0, "depth", STAGES) == ScaledModel()
+    assert scaled(0.25, "width", STAGES) == Scaled(0.5)
+    assert scaled(1.0, "both", STAGES) == scaled(1.0, "depth", STAGES) == Scaled()
 
 
 def test_depth_keeps_the_first_blocks_of_every_stage() -> None:
     stages = [range(9), range(9, 18), range(18, 27)]
     kept = scaled(4 / 9, "depth", stages)
-    assert kept == ScaledModel(1.0, tuple(n for n in range(27) if n % 9 < 4))
+    assert kept == Scaled(1.0, tuple(n for n in range(27) if n % 9 < 4))
     assert scaled(0.01, "depth", stages).blocks == (0, 9, 18)
 
 
@@ -35,7 +35,7 @@ def test_both_shares_the_loss_between_channels_and_blocks() -> None:
 
 
 def test_where_blocks_cannot_go_channels_do() -> None:
-    assert scaled(0.16, "both", [range(1), range(1, 2)]) == ScaledModel(0.4)
+    assert scaled(0.16, "both", [range(1), range(1, 2)]) == Scaled(0.4)
 
 
 @given(
@@ -50,7 +50,7 @@ def test_larger_shares_keep_more(lengths: list[int], scaling: str, part: int) ->
         stages.append(range(start, start + length))
         start += length
 
-    def size(submodel: ScaledModel) -> float:
+    def size(submodel: Scaled) -> float:
         return submodel.width * (start if submodel.blocks is None else len(submodel.blocks))
 
     less, more = (scaled(p / 32, scaling, stages) for p in (part, part + 1))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_published_submodels_end_with_the_whole_network() -> None:
         for scaling in ("width", "depth", "both"):
             found = published(model, scaling)  # type: ignore[arg-type]
             assert len(found) == 5
-            assert found[-1] == ScaledModel()
+            assert found[-1] == Scaled()
     assert published("resnet18", "depth")[0].blocks == (0, 1, 4, 5)
     six, nine, _ = published("vit_base", "depth")
     assert (six.blocks, nine.blocks) == (tuple(range(6)), tuple(range(9)))

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from depth_cases import NARROW, RENAMED, VIT, make_task, start, whole_peak
 from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
+from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.state import State
-from sizewise.families.depthwise import Schedule
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedepth import FeDepth
-from sizewise.surgery.blockwise import Blocks
+from sizewise.methods.fedepth.blocks import Blocks, Run, TakenApart
+from sizewise.methods.fedepth.schedule import Schedule
 
 
 @cache
@@ -24,8 +25,24 @@ def method(model: str = NARROW, norm: str = "batch", **options: Any) -> FeDepth:
     return FeDepth(make_task(model, args, norm=norm), FeDepth.Options(**options))
 
 
+def run_of(stage: TrainingStage) -> Run:
+    assert isinstance(stage.work, Run)
+    return stage.work
+
+
 def blocks_of(schedule: Schedule) -> list[Blocks]:
-    return [Blocks.read(stage.cut["blocks"]) for stage in schedule.stages]
+    found = [run_of(stage).blocks for stage in schedule.stages]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+def peers_of(schedule: Schedule) -> list[tuple[Blocks, ...]]:
+    return [run_of(stage).peers for stage in schedule.stages]
+
+
+def whole_stage(fedepth: FeDepth) -> TrainingStage:
+    """Return the stage of a device that trains the model as it is."""
+    return replace(fedepth.task.stage(0), work=Run())
 
 
 def runs_of(schedule: Schedule) -> list[list[int]]:
@@ -43,22 +60,23 @@ def runs_of(schedule: Schedule) -> list[list[int]]:
 def test_runs_fit_the_budget_and_are_as_long_as_they_can_be(budget: int) -> None:
     fedepth = method()
     cost = {
-        (i, j): fedepth._peak(fedepth._run(None, i, j, ()))
+        (i, j): fedepth.scheduler.peak(fedepth.scheduler.run(None, i, j, ()))
         for i in range(4)
         for j in range(i + 1, 5)
     }
     alone = [cost[i, i + 1] for i in range(4)]
     if min(alone) > budget:
         with pytest.raises(BudgetTooSmall) as error:
-            fedepth.schedule(budget)
+            fedepth.scheduler.schedule(budget)
         assert (error.value.budget, error.value.needed) == (budget, min(alone))
         return
-    schedule = fedepth.schedule(budget)
+    schedule = fedepth.scheduler.schedule(budget)
     for stage in schedule.stages:
-        assert fedepth.footprint(schedule.piece, stage).peak <= budget
+        assert fedepth.peak(schedule.submodel, stage) <= budget
     if whole_peak(fedepth) <= budget:
-        assert schedule.piece == fedepth.main
-        assert schedule.stages == fedepth.stages(0)
+        assert schedule.submodel == fedepth.main
+        assert schedule.submodel.label == "full"
+        assert schedule.stages == (whole_stage(fedepth),)
         return
     trained = []
     for blocks in blocks_of(schedule):
@@ -83,7 +101,7 @@ def test_runs_fit_the_budget_and_are_as_long_as_they_can_be(budget: int) -> None
     ],
 )
 def test_runs_of_a_small_network(share: float, runs: list[list[int]]) -> None:
-    assert runs_of(method().schedule(int(share * whole_peak(method())))) == runs
+    assert runs_of(method().scheduler.schedule(int(share * whole_peak(method())))) == runs
 
 
 def test_a_plan_has_its_predicted_peak_and_only_what_it_trains_learns() -> None:
@@ -91,7 +109,7 @@ def test_a_plan_has_its_predicted_peak_and_only_what_it_trains_learns() -> None:
     budget = int(0.5 * whole_peak(fedepth))
     plan = fedepth.plan(fedepth.setup(), Device(3, "small", budget), 2)
     assert plan.budget == budget
-    peaks = [fedepth.footprint(plan.piece, stage).peak for stage in plan.stages]
+    peaks = [fedepth.peak(plan.submodel, stage) for stage in plan.stages]
     assert plan.predicted == max(peaks) <= budget
     assert (plan.device, plan.round, plan.group) == (3, 2, "small")
     # Block 1 does not fit, and the gradient of the stem would have to pass it.
@@ -108,18 +126,18 @@ def test_nothing_fits() -> None:
 def test_bypassed_blocks_are_neither_run_nor_counted() -> None:
     fedepth = method(skip="bypass")
     budget = int(0.5 * whole_peak(fedepth))
-    schedule = fedepth.schedule(budget)
+    schedule = fedepth.scheduler.schedule(budget)
     # The stem learns with the first block that is run; together with block 2 it does not fit.
     assert runs_of(schedule) == [[3], [4]]
     assert [blocks.stem for blocks in blocks_of(schedule)] == [True, False]
     assert [blocks.frozen for blocks in blocks_of(schedule)] == [(), (2,)]
-    assert all(fedepth.footprint(schedule.piece, s).peak <= budget for s in schedule.stages)
+    assert all(fedepth.peak(schedule.submodel, s) <= budget for s in schedule.stages)
 
 
 def test_bytes_with_and_without_a_block_before_are_not_mixed_up() -> None:
     fedepth = method(skip="bypass")
-    through = fedepth._peak(fedepth._run(None, 3, 4, ()))
-    around = fedepth._peak(fedepth._run(None, 3, 4, (0, 1)))
+    through = fedepth.scheduler.peak(fedepth.scheduler.run(None, 3, 4, ()))
+    around = fedepth.scheduler.peak(fedepth.scheduler.run(None, 3, 4, (0, 1)))
     assert (through, around) == (60_040, 57_164)
 
 
@@ -129,31 +147,31 @@ def test_bytes_with_and_without_a_block_before_are_not_mixed_up() -> None:
 @pytest.mark.parametrize(("model", "norm", "last"), [(NARROW, "tracked", 3), ("vit", "batch", 2)])
 def test_a_prefix_that_needs_too_much_runs_in_parts(model: str, norm: str, last: int) -> None:
     fedepth = method(model, norm)
-    peak = fedepth._peak(fedepth._run(None, last, last + 1, ()))
-    (same,) = blocks_of(fedepth._run(peak, last, last + 1, ()))
+    peak = fedepth.scheduler.peak(fedepth.scheduler.run(None, last, last + 1, ()))
+    (same,) = blocks_of(fedepth.scheduler.run(peak, last, last + 1, ()))
     assert same.micro is None
-    smaller = fedepth._run(peak - 1, last, last + 1, ())
+    smaller = fedepth.scheduler.run(peak - 1, last, last + 1, ())
     (parts,) = blocks_of(smaller)
     assert parts == replace(same, micro=1)
     # Where the blocks that learn need the most, running others in parts does not help.
-    assert (fedepth._peak(smaller) < peak) == (model == NARROW)
+    assert (fedepth.scheduler.peak(smaller) < peak) == (model == NARROW)
     # The stem learns with the first run, which has nothing before it.
-    (first,) = blocks_of(fedepth._run(1, 0, 1, ()))
+    (first,) = blocks_of(fedepth.scheduler.run(1, 0, 1, ()))
     assert first.micro is None
 
 
 def test_parts_of_a_batch_let_a_smaller_device_take_part() -> None:
     fedepth = method(NARROW, "tracked")
-    alone = fedepth._peak(fedepth._run(None, 3, 4, ()))
-    schedule = fedepth.schedule(alone - 1)
+    alone = fedepth.scheduler.peak(fedepth.scheduler.run(None, 3, 4, ()))
+    schedule = fedepth.scheduler.schedule(alone - 1)
     assert runs_of(schedule) == [[4]]
-    assert schedule.piece.size == "blocks 4 (1 at a time before)"
-    assert fedepth._peak(schedule) < alone
+    assert schedule.submodel.label == "blocks 4 (1 at a time before)"
+    assert fedepth.scheduler.peak(schedule) < alone
 
 
 def test_batches_whose_statistics_count_are_never_taken_apart() -> None:
     for norm in ("batch", "sbn"):
-        (blocks,) = blocks_of(method(NARROW, norm)._run(1, 3, 4, ()))
+        (blocks,) = blocks_of(method(NARROW, norm).scheduler.run(1, 3, 4, ()))
         assert blocks.micro is None
 
 
@@ -162,27 +180,27 @@ def test_batches_whose_statistics_count_are_never_taken_apart() -> None:
 
 def test_a_device_with_room_trains_more_models() -> None:
     fedepth = method()
-    whole, two = whole_peak(fedepth), fedepth._peak(fedepth._regular(1))
-    assert fedepth.schedule(two).piece.size == "blocks 1-4 + 1-4"
-    assert fedepth.schedule(10 * two).piece.size == "blocks 1-4 + 1-4"
-    assert fedepth.schedule(whole).piece == fedepth.main
+    whole, two = whole_peak(fedepth), fedepth.scheduler.peak(fedepth.scheduler.regular(1))
+    assert fedepth.scheduler.schedule(two).submodel.label == "blocks 1-4 + 1-4"
+    assert fedepth.scheduler.schedule(10 * two).submodel.label == "blocks 1-4 + 1-4"
+    assert fedepth.scheduler.schedule(whole).submodel == fedepth.main
     # Less than two: the second one run by run, if all its blocks fit what the first leaves.
-    mixed = fedepth.schedule(int(1.7 * whole))
-    assert mixed.piece.size == "blocks 1-4 + 1 | 1-4 + 2-3 | 1-4 + 4"
-    assert mixed.piece.cut == {"exits": [], "peers": 1}
-    assert fedepth._peak(mixed) <= 1.7 * whole
-    (peer,) = (Blocks.read(cut) for cut in mixed.stages[1].cut["peers"])
+    mixed = fedepth.scheduler.schedule(int(1.7 * whole))
+    assert mixed.submodel.label == "blocks 1-4 + 1 | 1-4 + 2-3 | 1-4 + 4"
+    assert mixed.submodel == TakenApart(True, exits=(), peers=1)
+    assert fedepth.scheduler.peak(mixed) <= 1.7 * whole
+    (peer,) = peers_of(mixed)[1]
     assert peer == Blocks((1, 2), (0,), stem=False)
     trainable = mixed.stages[1].trainable or ()
     learning = [name for name in trainable if name.startswith("peers")]
     assert learning == ["peers.0.blocks.1", "peers.0.blocks.2", "peers.0.head"]
-    assert fedepth.schedule(int(1.4 * whole)).piece == fedepth.main
+    assert fedepth.scheduler.schedule(int(1.4 * whole)).submodel == fedepth.main
 
 
 @pytest.mark.parametrize(("models", "peers"), [(1, 0), (3, 2)])
 def test_most_models_of_a_device(models: int, peers: int) -> None:
-    schedule = method(models=models).schedule(10**9)
-    assert schedule.piece.cut.get("peers", 0) == peers
+    schedule = method(models=models).scheduler.schedule(10**9)
+    assert schedule.submodel.peers == peers
 
 
 def test_no_models_at_all() -> None:
@@ -192,7 +210,7 @@ def test_no_models_at_all() -> None:
 
 def test_an_unlimited_device_trains_one_model() -> None:
     fedepth = method()
-    assert fedepth.schedule(None) == Schedule(fedepth.main, fedepth.stages(0))
+    assert fedepth.scheduler.schedule(None) == Schedule(fedepth.main, (whole_stage(fedepth),))
 
 
 # ---- by the paper's accounting
@@ -214,16 +232,16 @@ TABLE = [  # What the public code has for each share of the whole model's bytes
 
 @pytest.mark.parametrize(("ratio", "runs"), TABLE)
 def test_decompositions_of_the_paper(ratio: float, runs: list[list[int]]) -> None:
-    schedule = published().schedule(ratio)
+    schedule = published().scheduler.schedule(ratio)
     assert runs_of(schedule) == runs
     for blocks in blocks_of(schedule):
         assert blocks.frozen == tuple(range(blocks.learn[0]))
         assert blocks.micro is None
-    assert published().ignores_budgets
+    assert published().options.ignores_budgets
 
 
 def test_an_eighth_goes_around_the_first_blocks_in_the_public_code() -> None:
-    schedule = published(skip="bypass").schedule(1 / 8)
+    schedule = published(skip="bypass").scheduler.schedule(1 / 8)
     assert runs_of(schedule) == TABLE[0][1]
     stages = blocks_of(schedule)
     assert [blocks.stem for blocks in stages] == [True] + [False] * 4
@@ -231,14 +249,13 @@ def test_an_eighth_goes_around_the_first_blocks_in_the_public_code() -> None:
 
 
 def test_ratios_from_one_on_are_whole_models() -> None:
-    assert published().schedule(1.0).piece == published().main
-    assert published().schedule(2.0).piece.size == "blocks 1-9 + 1-9"
-    assert published().schedule(3.5).piece.size == "blocks 1-9 + 1-9"
-    assert published(models=1).schedule(2.0).piece == published().main
-    assert published(models=1).schedule(7 / 6).piece == published().main
-    mixed = published().schedule(7 / 6)
-    peers = [[Blocks.read(cut) for cut in stage.cut["peers"]] for stage in mixed.stages]
-    assert [[n + 1 for n in peer.learn] for (peer,) in peers] == TABLE[1][1]
+    assert published().scheduler.schedule(1.0).submodel == published().main
+    assert published().scheduler.schedule(2.0).submodel.label == "blocks 1-9 + 1-9"
+    assert published().scheduler.schedule(3.5).submodel.label == "blocks 1-9 + 1-9"
+    assert published(models=1).scheduler.schedule(2.0).submodel == published().main
+    assert published(models=1).scheduler.schedule(7 / 6).submodel == published().main
+    mixed = published().scheduler.schedule(7 / 6)
+    assert [[n + 1 for n in peer.learn] for (peer,) in peers_of(mixed)] == TABLE[1][1]
     assert runs_of(mixed) == [[*range(1, 10)]] * 6
 
 
@@ -249,7 +266,7 @@ def test_a_plan_by_ratio_has_no_budget_to_keep() -> None:
     assert plan.budget is None
     assert plan.predicted is not None
     assert plan.predicted > 1000
-    assert not method().ignores_budgets
+    assert not method().options.ignores_budgets
 
 
 def test_ratios_cannot_be_read_from_bytes() -> None:
@@ -266,15 +283,17 @@ def test_ratios_cannot_be_read_from_bytes() -> None:
 )
 def test_other_names_make_no_difference(model: str, anatomy: dict[str, str]) -> None:
     fedepth = FeDepth(make_task(model, anatomy=anatomy))
-    assert fedepth.shapes == method().shapes
+    assert fedepth.task.hidden_shapes == method().task.hidden_shapes
     # A list of layers holds its input until it is through: a little more for the whole.
     budget = int(0.7 * whole_peak(method()))
-    assert runs_of(fedepth.schedule(budget)) == runs_of(method().schedule(budget))
+    assert runs_of(fedepth.scheduler.schedule(budget)) == runs_of(
+        method().scheduler.schedule(budget)
+    )
 
 
 def test_layers_without_weights_can_be_blocks() -> None:
     fedepth = FeDepth(make_task("depth_cases:perceptron"))
-    schedule = fedepth.schedule(whole_peak(fedepth) - 1)
+    schedule = fedepth.scheduler.schedule(whole_peak(fedepth) - 1)
     assert [number for run in runs_of(schedule) for number in run] == [1, 2, 3, 4]
     assert schedule.stages[0].trainable is not None
     assert "model.0" not in schedule.stages[0].trainable  # A flatten has nothing to learn.
@@ -297,6 +316,6 @@ def test_models_that_cannot_be_taken_apart(
     fedepth = FeDepth(make_task(model, args, anatomy=anatomy))
     for budget in (1000, 10**9):
         with pytest.raises(error, match=message):
-            fedepth.schedule(budget)
+            fedepth.scheduler.schedule(budget)
     # Who trains it as a whole does not have to take it apart.
-    assert fedepth.schedule(None).piece == fedepth.main
+    assert fedepth.scheduler.schedule(None).submodel == fedepth.main

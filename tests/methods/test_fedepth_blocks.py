@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from depth_cases import narrow
 from sizewise.common.structure import plain
 from sizewise.errors import ConfigError
-from sizewise.surgery.anatomy import anatomy
-from sizewise.surgery.blockwise import Blocks, Blockwise, Frozen, hidden_shapes, skip_link
+from sizewise.exchange.plan import Plan, TrainingStage, read_plan
+from sizewise.methods.fedepth.blocks import Blocks, Blockwise, Frozen, Run, TakenApart, skip_link
+from sizewise.surgery.anatomy import anatomy, hidden_shapes
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -37,14 +38,20 @@ def taken_apart(model: nn.Module, exits: dict[int, nn.Module], links: bool = Tru
     ],
 )
 def test_a_stage_has_a_name_of_its_own(blocks: Blocks, name: str) -> None:
-    assert blocks.name == name
+    assert blocks.label == name
+    assert Run(blocks).label == name
+    assert Run(blocks, (blocks,)).label == f"{name} + {name}"
     assert blocks.stop == blocks.learn[-1] + 1
-    assert Blocks.read(plain(blocks)) == blocks
+    for run in (Run(blocks), Run(blocks, (blocks, blocks))):
+        plan = Plan(0, 0, "any", TakenApart(True), (TrainingStage(0.1, 1, work=run),))
+        assert read_plan(plain(plan), TakenApart, Run) == plan
 
 
 def test_a_stage_is_read_strictly() -> None:
-    with pytest.raises(ConfigError, match="stage"):
-        Blocks.read({"learn": [0], "frosen": []})
+    values = plain(Plan(0, 0, "any", TakenApart(True), (TrainingStage(0.1, 1),)))
+    values["stages"][0]["work"] = {"blocks": {"learn": [0], "frosen": []}}
+    with pytest.raises(ConfigError, match=r"stages.*frosen"):
+        read_plan(values, TakenApart, Run)
 
 
 def test_shapes_between_the_blocks(model: nn.Module) -> None:

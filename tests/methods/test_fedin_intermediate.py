@@ -11,9 +11,16 @@ from torch.nn import functional as F
 
 from mixed_models import deep
 from sizewise.data.augment import Transform
+from sizewise.methods.fedin.intermediate import (
+    Lesson,
+    ignore,
+    imitation,
+    joined,
+    project_off,
+    single,
+)
 from sizewise.steps.step import backpropagate
 from sizewise.surgery.anatomy import Anatomy, anatomy
-from sizewise.training.intermediate import Lesson, ignore, imitation, joined, project_off, single
 
 IMAGE = (1, 4, 4)
 
