@@ -6,7 +6,7 @@ our own `Meter`. Predicted peak and meter must agree to the byte; the heap is co
 predicted bytes of the whole process.
 
     python benchmarks/memory.py            # all cases, about ten minutes, writes memory.md
-    python benchmarks/memory.py vit bert   # some of them, prints only
+    python benchmarks/memory.py vit bert   # some of them, prints only; --smoke: one, in seconds
 """
 
 import argparse
@@ -24,10 +24,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam
 
+import common
 from sizewise import models
 from sizewise.memory.prediction import Meter, OptimizerFactory, predict
+from sizewise.steps.optimizers import Optimizer
 from sizewise.steps.step import rest, training_step
 from sizewise.surgery.anatomy import Staged, anatomy
 
@@ -386,7 +388,7 @@ maps, whose convolutions take four times their weights. With SSE4.1 they do so o
 
 def main() -> int:
     """Run the chosen cases and print their table; with all cases, commit it to memory.md."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("models", nargs="*", help="only these models; writes no file")
     parser.add_argument("--keep-mkl-buffers", action="store_true", help="writes no file")
     parser.add_argument("--measure", metavar="CASE", help=argparse.SUPPRESS)
@@ -402,6 +404,8 @@ def main() -> int:
         "Unseen cases": UNSEEN,
         "LSTMs, 3-D convolutions, small maps, bfloat16": OTHERS,
     }
+    if options.smoke:
+        groups = {"Smoke": [Case("cnn", 48, optimizer="adam")]}
     reports = []
     with tempfile.TemporaryDirectory() as folder:
         counter = Path(folder, "heap.so")
@@ -412,7 +416,7 @@ def main() -> int:
             if chosen:
                 reports.append(report(title, [run(case, counter) for case in chosen]))
                 print(f"\n{reports[-1][0]}", flush=True)
-    if SETTINGS and not options.models:
+    if SETTINGS and not options.models and not options.smoke:
         text = "\n".join(table for table, _ in reports)
         (HERE / "memory.md").write_text(f"{INTRODUCTION}{text}")
     return 0 if all(met for _, met in reports) else 1
