@@ -382,9 +382,9 @@ heap of the transformers is 5 to 15 MB larger and the goals are missed there. `-
 shows that.
 
 **Where it holds.** x86 CPUs with AVX-512, oneDNN and MKL, on Linux. MKL's panels are 5 MB on
-Intel's CPUs and about 1 MB on AMD's. LSTMs, 3-D convolutions and bfloat16 were measured on AMD's only, and
-bfloat16 is not known for CPUs with AMX. CPUs without AVX-512 run other kernels, so nothing is
-predicted for them. Made to play one (ONEDNN_MAX_CPU_ISA=AVX2, ATEN_CPU_CAPABILITY=avx2,
+Intel's CPUs and about 1 MB on AMD's. LSTMs, 3-D convolutions and bfloat16 were measured on AMD's
+only, and bfloat16 is not known for CPUs with AMX. CPUs without AVX-512 run other kernels, so
+nothing is predicted for them. Made to play one (ONEDNN_MAX_CPU_ISA=AVX2, ATEN_CPU_CAPABILITY=avx2,
 MKL_ENABLE_INSTRUCTIONS=AVX2), a CPU took up to 19 % more than these rules give: ResNet-18 with 2x2
 maps, whose convolutions take four times their weights. With SSE4.1 they do so on 4x4 maps already.
 
