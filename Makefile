@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LINTED := src tests benchmarks tools examples papers docs/conf.py
+# Folders of programs that are run as files; two may have files of one name.
+PROGRAMS := tools papers papers/fedepth papers/fedin papers/nefl papers/slt benchmarks \
+	benchmarks/peers
+BENCHMARKS := startup merge cutting nefl fedepth flower memory
 
 .PHONY: demo test lint bench docs lock clean
 
@@ -31,13 +35,20 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
+	set -e; for folder in $(PROGRAMS); do $(BIN)/mypy $$folder/*.py; done
 
+# All that this environment can run; benchmarks/README.md says what each asks and how long it takes.
+# PEERS=1 makes the environments of Flower's simulation and pfl and runs them too; OUTSIDE=PYTHON is
+# one with timm, as benchmarks/outside.py describes it. A goal that is missed is told at the end.
 bench: $(VENV)/dev
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/flower.py
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/peers/compare.py
-	$(BIN)/python benchmarks/peers/scale.py
+	@missed=""; run() { echo; echo "== $$*"; "$$@" || missed="$$missed $$2"; }; \
+	for name in $(BENCHMARKS); do run $(BIN)/python benchmarks/$$name.py; done; \
+	run $(BIN)/python benchmarks/peers/scale.py; \
+	run $(BIN)/python benchmarks/peers/compare.py $(if $(PEERS),,--here); \
+	if [ -n "$(OUTSIDE)" ]; then PYTHONPATH=src run $(OUTSIDE) benchmarks/outside.py; fi; \
+	echo; $(if $(PEERS),,echo "skipped: Flower's simulation and pfl (make bench PEERS=1)";) \
+	$(if $(OUTSIDE),,echo "skipped: benchmarks/outside.py (make bench OUTSIDE=PYTHON)";) \
+	if [ -n "$$missed" ]; then echo "failed, or missed its goal:$$missed"; exit 1; fi
 
 docs: $(VENV)/dev
 	$(BIN)/python tools/config_page.py

@@ -1,7 +1,7 @@
 """What cutting a model costs, and what a cut model saves, at ratios 1, 1/2 and 1/4.
 
     python benchmarks/cutting.py           # all models, about two minutes
-    python benchmarks/cutting.py unet bert # some of them
+    python benchmarks/cutting.py unet bert # some of them; --smoke: one, in seconds
 
 One table is printed: parameters; bytes of a training step, as `sizewise.memory.predict` says;
 milliseconds of a training step; and the milliseconds that tracing, a view and shrinking take. Times
@@ -10,9 +10,6 @@ same machine. The step is of SGD with momentum, on 32 images of CIFAR's shape, o
 tokens for BERT, which is built from a config and needs the `dev` or the `text` extra.
 """
 
-import argparse
-import os
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
+import common
 from sizewise import models
 from sizewise.cutting.channels import trace
 from sizewise.cutting.selection import keep, rolling
@@ -141,11 +139,9 @@ STEP = partial(training_step, loss=loss)
 OPTIMIZER = partial(SGD, lr=0.01, momentum=0.9)
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    """Return how long some work takes."""
-    start = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - start)
+def milliseconds(work: common.Work) -> float:
+    """Return the shortest of three times that some work takes."""
+    return 1e3 * min(common.seconds(work) for _ in range(3))
 
 
 def measure(name: str, repeats: int) -> list[str]:
@@ -156,45 +152,50 @@ def measure(name: str, repeats: int) -> list[str]:
     pixels = IMAGES[2:] if name == "unet" else ()
     targets = torch.randint(0, 2, (len(inputs), *pixels))
     channels = trace(model, inputs)
-    tracing = min(milliseconds(partial(trace, model, inputs)) for _ in range(3))
-    work = {}
+    tracing = milliseconds(partial(trace, model, inputs))
+    work: dict[str, common.Work] = {}
     cells: dict[str, list[str]] = {}
     for label, ratio in RATIOS.items():
         kept = keep(channels, ratio, rolling(5))
         small = shrink(model, channels, kept).train()
         parameters = sum(parameter.numel() for parameter in small.parameters())
         peak = predict(small, inputs, targets, optimizer=OPTIMIZER, step=STEP).peak
-        viewing = min(milliseconds(partial(view, channels, kept)) for _ in range(3))
-        shrinking = min(milliseconds(partial(shrink, model, channels, kept)) for _ in range(3))
+        viewing = milliseconds(partial(view, channels, kept))
+        shrinking = milliseconds(partial(shrink, model, channels, kept))
         work[label] = partial(STEP, small, OPTIMIZER(small.parameters()), inputs, targets)
         cells[label] = [f"{parameters:,}", f"{peak:,}", f"{viewing:.1f}", f"{shrinking:.0f}"]
-    best = {label: float("inf") for label in RATIOS}
-    for turn in range(1 + repeats):
-        for label, step in work.items():
-            spent = milliseconds(step)
-            if turn:  # The first one compiles kernels.
-                best[label] = min(best[label], spent)
+    best = common.best_in_turns(work, repeats)
     rows = []
     for label, (parameters_cell, peak_cell, *cutting) in cells.items():
         traced = f"{tracing:.0f}" if label == "1" else ""
-        row = (name, label, parameters_cell, peak_cell, f"{best[label]:.0f}", traced, *cutting)
+        row = (
+            name,
+            label,
+            parameters_cell,
+            peak_cell,
+            f"{1e3 * best[label]:.0f}",
+            traced,
+            *cutting,
+        )
         rows.append(f"| {' | '.join(row)} |")
     return rows
 
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("models", nargs="*", help=f"some of {', '.join(MODELS)}; default: all")
     parser.add_argument("--repeats", type=int, default=4)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
+    names, repeats = (
+        (["preresnet20"], 1) if given.smoke else (given.models or MODELS, given.repeats)
+    )
     torch.set_num_threads(1)
-    print(f"| {' | '.join(COLUMNS)} |")
-    print("|---" * len(COLUMNS) + "|")
-    for name in arguments.models or MODELS:
-        for row in measure(name, arguments.repeats):
+    print(common.head(*COLUMNS))
+    for name in names:
+        for row in measure(name, repeats):
             print(row, flush=True)
-    print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
+    print(f"\n{common.load_average()}")
 
 
 if __name__ == "__main__":

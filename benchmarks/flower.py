@@ -1,13 +1,12 @@
 """Seconds per round on Flower over the in-process engine, for the same work.
 
-    python benchmarks/flower.py [--rounds N] [--devices N] [--set KEY=VALUE]...
+    python benchmarks/flower.py [--rounds N] [--devices N] [--set KEY=VALUE]... [--smoke]
 
 A SuperLink and one SuperNode per device run on loopback, as processes of their own; every device
 takes part in every round. Both sides train the same devices on the same samples and must end with
 the same `state_sha256`. The first round of each is left out: it builds models and waits for nodes.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -16,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import common
 from sizewise import config as configs
 from sizewise.config import Config
 from sizewise.flower import folder as flower_folder
 from sizewise.runs import session
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/engines"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/flower"))
 from deployment import Deployment
 
 BUDGETS = ["900kB", "1200kB", "5MB"]
@@ -71,12 +71,13 @@ def on_flower(config: Config, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure both sides and print the ratio."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     options = parser.parse_args()
-    config = make_config(options.devices, options.rounds, options.overrides)
+    rounds, devices = (2, 1) if options.smoke else (options.rounds, options.devices)
+    config = make_config(devices, rounds, options.overrides)
     with tempfile.TemporaryDirectory() as name:
         folder, start = Path(name), time.perf_counter()
         local = here(config, folder / "here")

@@ -1,6 +1,6 @@
 """Time and memory of merging 100 updates of mixed widths, against adding 100 full copies.
 
-    python benchmarks/merge.py [--repeats N]
+    python benchmarks/merge.py [--repeats N] [--smoke]
 
 The model is a ResNet-18; the updates have widths 1, 1/2, 1/4, 1/8, 1, ... of it. They keep
 
@@ -16,16 +16,14 @@ Memory is the most tensor bytes that were live beside the server's model while u
 merged and forgotten one by one and the result was made, over the bytes of the model.
 """
 
-import argparse
 import json
-import os
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
 
+import common
 from sizewise.cutting.channels import Channels, trace
 from sizewise.cutting.selection import Rule, keep, prefix, random, rolling
 from sizewise.cutting.shrinking import view
@@ -49,17 +47,18 @@ def rules() -> dict[str, Callable[[int], Rule]]:
     }
 
 
-def views(channels: Channels, rule: Callable[[int], Rule]) -> list[View]:
+def views(channels: Channels, rule: Callable[[int], Rule], count: int) -> list[View]:
     """Return the views of all updates."""
-    widths = [WIDTHS[number % len(WIDTHS)] for number in range(UPDATES)]
+    widths = [WIDTHS[number % len(WIDTHS)] for number in range(count)]
     return [
         view(channels, keep(channels, width, rule(number))) for number, width in enumerate(widths)
     ]
 
 
 def copy(tensors: Tensors, slots: View) -> dict[str, Tensor]:
-    """Return a copy of a piece of a model, contiguous as what arrives from a device."""
-    return {local: slot.read(tensors).clone().contiguous() for local, slot in slots.items()}
+    """Return a submodel after training, contiguous as what arrives from a device."""
+    # Other values than the server's: tensors that nobody moved are compared with every update.
+    return {local: (slot.read(tensors) + 1).contiguous() for local, slot in slots.items()}
 
 
 def merged(state: Tensors, slots: list[View], updates: Iterable[Tensors]) -> dict[str, Tensor]:
@@ -70,9 +69,9 @@ def merged(state: Tensors, slots: list[View], updates: Iterable[Tensors]) -> dic
     return mean.result()
 
 
-def added(total: Tensors, copies: list[dict[str, Tensor]]) -> None:
+def added(total: Tensors, copies: list[dict[str, Tensor]], count: int) -> None:
     """Add full copies to a total."""
-    for number in range(UPDATES):
+    for number in range(count):
         for name, tensor in copies[number % len(copies)].items():
             total[name].add_(tensor)
 
@@ -81,13 +80,6 @@ def read(state: Tensors, slots: list[View]) -> None:
     """Read all devices' tensors, one device after the other."""
     for each in slots:
         cut(state, each)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Return the wall time of some work."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def peak(state: Tensors, slots: list[View]) -> float:
@@ -101,33 +93,34 @@ def peak(state: Tensors, slots: list[View]) -> float:
 
 def main() -> None:
     """Measure all rules and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    given = parser.parse_args()
+    name, count, repeats = "resnet18", UPDATES, given.repeats
+    if given.smoke:
+        name, count, repeats = "resnet8", 8, 1
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = build("resnet18", classes=10, image=(3, 32, 32))
+    model = build(name, classes=10, image=(3, 32, 32))
     channels = trace(model, torch.empty(2, 3, 32, 32))
     state = model.state_dict()
     copies, total = [copy(state, whole(state)) for _ in range(4)], copy(state, whole(state))
     ratios: dict[str, float] = {}
-    print("rule      100 adds   merge     ratio   reading   peak/model at 10, 20, 100 updates")
+    print("rule      adding     merge     ratio   reading   peak/model at 10, 20, 100 updates")
     for name, rule in rules().items():
-        slots = views(channels, rule)
+        slots = views(channels, rule, count)
         updates = [copy(state, each) for each in slots]
-        work: list[Callable[[], object]] = [
-            partial(added, total, copies),
-            partial(merged, state, slots, updates),
-            partial(read, state, slots),
-        ]
-        # The first time of each warms up.
-        sittings = [[seconds(each) for each in work] for _ in range(1 + repeats)][1:]
-        times = [min(column) for column in zip(*sittings, strict=True)]
-        ratios[name] = times[1] / times[0]
-        adding, merging, reading = (f"{t * 1e3:5.0f} ms" for t in times)
-        peaks = ", ".join(f"{peak(state, slots[:count]):.2f}" for count in (10, 20, 100))
+        work: dict[str, common.Work] = {
+            "add": partial(added, total, copies, count),
+            "merge": partial(merged, state, slots, updates),
+            "read": partial(read, state, slots),
+        }
+        times = common.best_in_turns(work, repeats)
+        ratios[name] = times["merge"] / times["add"]
+        adding, merging, reading = (f"{1e3 * times[each]:5.0f} ms" for each in work)
+        peaks = ", ".join(f"{peak(state, slots[:some]):.2f}" for some in (10, 20, 100))
         print(f"{name:9} {adding}   {merging}   {ratios[name]:5.2f}   {reading}   {peaks}")
-    print(f"load average {os.getloadavg()[0]:.1f}; goal: at most {LIMIT:.0f}, and flat memory")
+    print(f"{common.load_average()}; goal: at most {LIMIT:.0f}, and flat memory")
     print(json.dumps({name: round(ratio, 3) for name, ratio in ratios.items()}))
 
 

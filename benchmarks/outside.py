@@ -9,6 +9,8 @@ The environment (once; timm wants torchvision for its data only, which is stubbe
         packaging numpy pillow typer rich tomli_w
     PYTHONPATH=src /tmp/outside/bin/python benchmarks/outside.py [NAME...] > benchmarks/outside.md
 
+Without it, `--smoke` and the names of oddities work, which need nothing but torch.
+
 Takes about five minutes of two cores. Exits 1 if a module comes out wrong, or ends in anything but
 one sentence of sizewise.
 
@@ -30,22 +32,24 @@ Dropout is off. Outputs may differ by 1e-8 of the largest one.
 """
 
 import copy
+import importlib
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
 import torch
-from outside_modules import Module, named
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import common
+from outside_modules import Module, named
 from sizewise.cutting import selection, shrinking, verification
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.errors import SizewiseError
@@ -127,17 +131,17 @@ def randomise(model: nn.Module, generator: torch.Generator) -> None:
         noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
         scale = (tensor[0].numel() if tensor.ndim > 1 else 4) ** -0.5
         tensor.copy_(noise * scale + (1.0 if tensor.ndim == 1 and "bias" not in name else 0.0))
-    for name, tensor in model.named_buffers():
+    for name, buffer in model.named_buffers():
         if name.endswith(("running_mean", "running_var")):
-            noise = torch.rand(tensor.shape, dtype=tensor.dtype, generator=generator)
-            tensor.copy_(noise + 0.5 if name.endswith("var") else noise - 0.5)
+            noise = torch.rand(buffer.shape, dtype=buffer.dtype, generator=generator)
+            buffer.copy_(noise + 0.5 if name.endswith("var") else noise - 0.5)
 
 
 @torch.no_grad()
 def silence(model: nn.Module, channels: Channels, kept: Kept) -> None:
     """Set every entry that the narrow model lacks to next to nothing, a variance to 1."""
     mask = torch.from_numpy(channels.mask(kept))
-    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
@@ -189,11 +193,11 @@ def kind(func: Any, args: Any) -> str | None:
     return "norm" if name == "native_layer_norm" else None
 
 
-class Notes(TorchDispatchMode):
+class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the factors and the sizes of layer norms of the narrow model, in order."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[str, Any]] = []
 
     def __torch_dispatch__(
@@ -204,11 +208,11 @@ class Notes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class AsNarrow(TorchDispatchMode):
+class AsNarrow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives the full model the narrow one's factors, and its layer norms the kept channels."""
 
     def __init__(self, seen: list[tuple[str, Any]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen = iter(seen)
 
     def finish(self) -> None:
@@ -222,7 +226,7 @@ class AsNarrow(TorchDispatchMode):
         found = kind(func, args)
         if found is None:
             return func(*args, **(kwargs or {}))
-        noted, value = next(self._seen, (None, None))
+        noted, value = next(self._seen, ("", ()))
         if noted != found:
             raise Mismatch("the narrow model runs other operations than the full one")
         if found == "factor":
@@ -231,7 +235,7 @@ class AsNarrow(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         return self._norm(func, args, value)
 
-    def _norm(self, func: Any, args: Any, size: list[int]) -> object:
+    def _norm(self, func: Any, args: Any, size: Sequence[int]) -> object:
         x, shape, weight, bias, eps = args
         if len(shape) != 1:
             raise Mismatch("a layer norm over several dimensions was cut")
@@ -263,7 +267,7 @@ def trains(model: nn.Module, channels: Channels, kept: Kept, module: Module) -> 
     inputs = module.inputs(torch.Generator().manual_seed(1))
     inputs = inputs.float() if inputs.is_floating_point() else inputs
     outputs = [leaf for leaf in tree_leaves(narrow(inputs)) if isinstance(leaf, Tensor)]
-    sum(output.square().mean() for output in outputs).backward()
+    torch.stack([output.square().mean() for output in outputs]).sum().backward()  # type: ignore[no-untyped-call]
 
 
 # ---- the table
@@ -295,9 +299,9 @@ def verdict(module: Module) -> Verdict:
         return Verdict("TRACEBACK", share, 0, f"{type(error).__name__}: {error}")
     try:
         for kept in ways:
-            error = judge(model, channels, kept, module)
-            if not error <= TOLERANCE:
-                return Verdict("WRONG", share, len(channels.notes), f"off by {error:.1g}")
+            apart = judge(model, channels, kept, module)
+            if not apart <= TOLERANCE:
+                return Verdict("WRONG", share, len(channels.notes), f"off by {apart:.1g}")
             trains(model, channels, kept, module)
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
@@ -313,8 +317,12 @@ def main() -> int:
     """Print the table; return 1 if something is wrong."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    wanted = set(sys.argv[1:])
-    modules = [m for m in named() if not wanted or wanted & {m.name, m.origin}]
+    parser = common.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="modules or origins; default: all")
+    given = parser.parse_args()
+    modules = named(
+        ["CountedHeads", "ConcatBeforeGroups", "Scripted"] if given.smoke else given.names
+    )
     # Forked, so that the modules need not travel: a task is a module's number.
     with get_context("fork").Pool(WORKERS, _take, (modules,)) as pool:
         found = pool.map(_timed, range(len(modules)), chunksize=1)
@@ -343,7 +351,9 @@ def page(rows: list[tuple[Module, Verdict]]) -> str:
         outcome: sum(found.outcome == outcome for _, found in rows)
         for outcome in ("right", "whole", "refused", "WRONG", "TRACEBACK")
     }
-    versions = ", ".join(f"{m.__name__} {m.__version__}" for m in _versions())
+    origins = [origin for origin in ("timm", "transformers") if _has(rows, origin)]
+    packages = map(importlib.import_module, ("torch", *origins))
+    versions = ", ".join(f"{package.__name__} {package.__version__}" for package in packages)
     lines = [
         "# Modules from outside, cut by width",
         "",
@@ -368,11 +378,8 @@ def page(rows: list[tuple[Module, Verdict]]) -> str:
     return "\n".join(lines)
 
 
-def _versions() -> list[Any]:
-    import timm
-    import transformers
-
-    return [torch, timm, transformers]
+def _has(rows: list[tuple[Module, Verdict]], origin: str) -> bool:
+    return any(module.origin == origin for module, _ in rows)
 
 
 if __name__ == "__main__":

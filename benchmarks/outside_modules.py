@@ -5,14 +5,16 @@ Each is a factory and the shape of its input, small enough to be run in a moment
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ModuleSpec
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from outside_oddities import ODDITIES
 
 IMAGE = (3, 32, 32)
 TOKENS = (12,)
@@ -141,7 +143,7 @@ def _import_timm() -> Any:
     """Return timm, imported with a stub of torchvision, which it wants for its data only."""
 
     class Stub(types.ModuleType):
-        __path__: ClassVar[list[str]] = []
+        __path__: list[str] = []  # noqa: RUF012
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
@@ -162,11 +164,11 @@ def _import_timm() -> Any:
         def exec_module(module: types.ModuleType) -> None:
             pass
 
-    sys.meta_path.append(Finder)  # type: ignore[arg-type]
+    sys.meta_path.append(Finder)
     import timm
 
     # transformers must not find it.
-    sys.meta_path.remove(Finder)  # type: ignore[arg-type]
+    sys.meta_path.remove(Finder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     return timm
@@ -294,11 +296,15 @@ def _transformers() -> list[Module]:
     return found
 
 
-def named() -> list[Module]:
-    """Return all modules."""
-    from outside_oddities import ODDITIES
+def named(wanted: Collection[str] = ()) -> list[Module]:
+    """Return the modules with these names or of these origins; all, if none is named.
 
-    odd = [
+    timm is imported if it may hold one of them.
+    """
+    found = [
         Module("oddity", kind.__name__, kind, getattr(kind, "SHAPE", IMAGE)) for kind in ODDITIES
     ]
-    return [*odd, *_transformers(), *_timm()]
+    found += _transformers()
+    if not set(wanted) or set(wanted) - {part for m in found for part in (m.name, m.origin)}:
+        found += _timm()
+    return [m for m in found if not wanted or {m.name, m.origin} & set(wanted)]

@@ -54,15 +54,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--smoke", action="store_true", help="once, and not judged")
     options = parser.parse_args()
     found: dict[str, list[float]] = {"import torch": [], "first round begins": [], "ends": []}
-    for _ in range(options.repeats):
+    for _ in range(1 if options.smoke else options.repeats):
         began, ended = start(options.overrides)
         for column, value in zip(found.values(), (import_torch(), began, ended), strict=True):
             column.append(value)
     for label, values in found.items():
         print(f"{label:<19} median {statistics.median(values):5.2f} s, best {min(values):5.2f} s")
-    sys.exit(0 if statistics.median(found["first round begins"]) < LIMIT else 1)
+    met = statistics.median(found["first round begins"]) < LIMIT
+    sys.exit(0 if met or options.smoke else 1)
 
 
 if __name__ == "__main__":

@@ -7,23 +7,16 @@ Lines are means over the seeds that are there, bands reach from the lowest seed 
 that are all called "METHOD, SETTING" get one line of panels for each setting.
 """
 
-import argparse
-import tomllib
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot
 from numpy.typing import NDArray
 
+import common
 from sizewise.report import records
-from sizewise.report.comparison import folder_name
 
 AXES = ("round", "MB sent, both ways", "TFLOP on devices")
-# Paul Tol's colour-blind safe colours, as in `sizewise.report.figures`.
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 
 Curves = NDArray[np.float64]
 """(seeds, evaluations, 4): accuracy in percent, then what `AXES` names."""
@@ -45,16 +38,11 @@ def read(folder: Path) -> Curves:
     )
 
 
-def collect(folder: Path, rows: list[str], seeds: list[int]) -> dict[str, Curves]:
-    """Return the curves of the rows that have runs, cut to the shortest of their seeds."""
-    found = {}
-    for row in rows:
-        paths = [folder / folder_name(row, seed) for seed in seeds]
-        runs = [read(path) for path in paths if (path / "history.jsonl").exists()]
-        if runs:
-            shortest = min(map(len, runs))
-            found[row] = np.stack([run[:shortest] for run in runs])
-    return found
+def stacked(folders: list[Path]) -> Curves:
+    """Return the curves of a row's runs, cut to the shortest of them."""
+    runs = [read(folder) for folder in folders]
+    shortest = min(map(len, runs))
+    return np.stack([run[:shortest] for run in runs])
 
 
 def draw(curves: dict[str, Curves], path: Path) -> None:
@@ -74,7 +62,8 @@ def draw(curves: dict[str, Curves], path: Path) -> None:
     for row, runs in curves.items():
         method, setting = names[row]
         number = methods.index(method)
-        colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+        colour = common.COLOURS[number % len(common.COLOURS)]
+        dash = "-" if number < len(common.COLOURS) else "--"
         accuracy, costs = runs[..., 0], runs[..., 1:].mean(0)
         for column, axes in enumerate(panels[settings.index(setting)]):
             label = method if column == 0 else None
@@ -85,35 +74,26 @@ def draw(curves: dict[str, Curves], path: Path) -> None:
         line[0].set_ylabel(f"accuracy %{', ' if setting else ''}{setting}")
         for axes, label in zip(line, AXES, strict=True):
             axes.set_xlabel(label)
-            axes.spines[["top", "right"]].set_visible(False)
+            common.plain(axes)
     handles = {
         label: handle
         for axes in panels.flat
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), ncols=4, loc="outside upper center")
-    pyplot.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    common.save(figure, path)
 
 
 def main() -> None:
     """Draw what has been run so far."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("suite", type=Path)
     parser.add_argument("--scale", default="mini")
     parser.add_argument("--only", nargs="*", help="rows to draw; default: all")
     chosen = parser.parse_args()
-    suite = tomllib.loads(chosen.suite.read_text(encoding="utf-8"))
-    name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
-    rows = [row for row in suite["row"] if not chosen.only or row in chosen.only]
-    folder = Path("runs/papers", name)
-    curves = collect(folder, rows, suite["scale"][chosen.scale]["seeds"])
-    if not curves:
-        raise SystemExit(f"{folder} has no runs; start them with papers/suite.py {chosen.suite}")
-    path = chosen.suite.with_suffix(f".{chosen.scale}.curves.svg")
-    draw(curves, path)
-    print(path)
+    found = common.Runs(chosen.suite, chosen.scale).begun(chosen.only)
+    curves = {row: stacked(folders) for row, folders in found.items()}
+    draw(curves, chosen.suite.with_suffix(f".{chosen.scale}.curves.svg"))
 
 
 if __name__ == "__main__":

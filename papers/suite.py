@@ -11,14 +11,13 @@ What is done is not run again. Results go to `NAME.SCALE.json` and a table to `N
 the suite; the folders of the runs, with all their logs, stay under `runs/papers/`.
 """
 
-import argparse
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import common
 from sizewise import config
 from sizewise.report import comparison, live, summary
 
@@ -57,17 +56,16 @@ def rows_of(suite: Mapping[str, Any], scale: str) -> tuple[dict[str, dict[str, A
 
 def main() -> None:
     """Run what is missing, then write results and table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("suite", type=Path)
     parser.add_argument("--scale", default="mini")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="rows to run; default: all")
     chosen = parser.parse_args()
-    suite = tomllib.loads(chosen.suite.read_text(encoding="utf-8"))
-    name = f"{chosen.suite.parent.name}-{chosen.suite.stem}-{chosen.scale}"
-    found, seeds = rows_of(suite, chosen.scale)
+    runs = common.Runs(chosen.suite, chosen.scale)
+    found, seeds = rows_of(runs.tables, chosen.scale)
     rows = {row: tables for row, tables in found.items() if not chosen.only or row in chosen.only}
-    jobs = comparison.jobs(rows, seeds, Path("runs/papers", name))
+    jobs = comparison.jobs(rows, seeds, runs.folder)
     with live.LiveTable(jobs) as shown:
         outcomes = comparison.carry_out(jobs, chosen.jobs, shown.update)
     for outcome in outcomes:
@@ -75,8 +73,8 @@ def main() -> None:
             raise SystemExit(f"{outcome.job.folder}: {outcome.error}")
     results: dict[str, list[dict[str, Any]]] = {row: [] for row in rows}
     for outcome in outcomes:
-        found = {**(outcome.result or {}), "run_dir": outcome.job.folder.name}
-        results[outcome.job.row].append(found)
+        result = {**(outcome.result or {}), "run_dir": outcome.job.folder.name}
+        results[outcome.job.row].append(result)
     text = summary.markdown(comparison.summary_rows(outcomes))
     chosen.suite.with_suffix(f".{chosen.scale}.md").write_text(text)
     chosen.suite.with_suffix(f".{chosen.scale}.json").write_text(

@@ -6,8 +6,9 @@ It checks nothing, logs nothing and saves nothing.
 """
 
 import torch
-import work
 from torch import Tensor
+
+import work
 
 
 def main() -> None:

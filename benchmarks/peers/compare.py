@@ -1,10 +1,13 @@
 """Run identical work on sizewise and its peers, and print what it took.
 
     python benchmarks/peers/compare.py [--workloads a b c] [--peers bare sizewise-1 ...]
-        [--repeats N] [--rounds N] [--environments FOLDER] [--json FILE]
+        [--repeats N] [--rounds N] [--environments FOLDER | --here] [--json FILE] [--smoke]
 
 Runs alternate, so that all meet the same machine. A ratio is printed only between runs that trained
 as many clients for as many steps on as many samples and reached about the same accuracy.
+
+Every peer has an environment of its own, which is made if need be. With `--here`, the bare loop and
+sizewise run in this one, and the others are left out.
 """
 
 import argparse
@@ -62,9 +65,9 @@ class Run:
     peak_bytes: int
 
 
-def run(peer: Peer, workload: str, rounds: int | None, folder: Path) -> Run:
-    """Run a workload once on a peer."""
-    python = environments.python_of(peer.environment, folder)
+def run(peer: Peer, workload: str, rounds: int | None, folder: Path | None) -> Run:
+    """Run a workload once on a peer, in its environment in a folder, or in this one."""
+    python = sys.executable if folder is None else environments.python_of(peer.environment, folder)
     command = [str(python), str(environments.HERE / peer.script), workload]
     command += ["--workers", str(peer.workers)]
     command += [] if rounds is None else ["--rounds", str(rounds)]
@@ -170,10 +173,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="at least 2; default: each workload's own")
     parser.add_argument("--environments", type=Path, default=environments.HERE / ".environments")
+    parser.add_argument("--here", action="store_true", help="no environments: ours and bare only")
+    parser.add_argument("--smoke", action="store_true", help="in seconds, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every single run")
     given = parser.parse_args()
-    for name in given.peers:
-        environments.python_of(PEERS[name].environment, given.environments)
+    if given.smoke:
+        given.here, given.workloads, given.peers = True, ["c"], ["bare", "sizewise-1"]
+        given.repeats, given.rounds = 1, 2
+    if given.here:
+        given.environments = None
+        ours = ("bare", "sizewise")
+        for name in [name for name in given.peers if PEERS[name].environment not in ours]:
+            print(f"left out, as it has an environment of its own: {name}", file=sys.stderr)
+            given.peers.remove(name)
+    else:
+        for name in given.peers:
+            environments.python_of(PEERS[name].environment, given.environments)
     every: dict[str, dict[str, list[Run]]] = {}
     for workload in given.workloads:
         runs: dict[str, list[Run]] = {name: [] for name in given.peers}

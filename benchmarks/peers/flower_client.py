@@ -8,10 +8,11 @@ import os
 from functools import cache
 
 import torch
-import work
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
+
+import work
 
 
 @cache

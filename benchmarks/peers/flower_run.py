@@ -17,12 +17,13 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Actors are new processes that have to find the modules of this folder.
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent)
 
-import work
-from flower_client import client, kept
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+
+import work
+from flower_client import client, kept
 
 
 def add_up(replies: list[RecordDict], weight: str) -> MetricRecord:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import work
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -19,6 +18,8 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import work
 
 
 class Trained(nn.Module):

@@ -1,6 +1,6 @@
 """A million devices on sizewise: what a round costs as the fleet grows, and as more are asked.
 
-    python benchmarks/peers/scale.py [--rounds N] [--workers N]
+    python benchmarks/peers/scale.py [--rounds N] [--workers N] [--smoke]
 
 The tiny MLP, one local step on 20 samples. Devices draw their samples from one set when they are
 asked for (`data.partition = "draw"`), so a fleet is a description and not a list. Each line is a
@@ -21,7 +21,6 @@ from pathlib import Path
 import sizewise_run
 import work
 from memory_of_tree import Sampler
-
 from sizewise import config as configs
 from sizewise.runs import session
 
@@ -72,14 +71,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--measure", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--smoke", action="store_true", help="in seconds, to see that it runs")
     given = parser.parse_args()
+    rounds, workers, cases = given.rounds, given.workers, [*FLEETS, *COHORTS]
     if given.measure:
-        measured(*given.measure, given.rounds, given.workers)
+        devices, per_round = given.measure
+        measured(devices, per_round, rounds, workers)
         return
+    if given.smoke:
+        rounds, workers, cases = 2, 1, [(1000, 10)]
     print("| devices | a round | start s | s per round | rounds/s | main MB | tree MB |")
     print("|---|---|---|---|---|---|---|")
-    for devices, per_round in dict.fromkeys(FLEETS + COHORTS):
-        print(line(devices, per_round, given.rounds, given.workers), flush=True)
+    for devices, per_round in dict.fromkeys(cases):
+        print(line(devices, per_round, rounds, workers), flush=True)
 
 
 if __name__ == "__main__":

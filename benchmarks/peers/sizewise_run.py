@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import work
-
 from sizewise import config as configs
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset

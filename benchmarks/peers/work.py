@@ -133,7 +133,8 @@ def train_client(
     steps = 0
     for rows in torch.split(torch.randperm(len(labels), generator=generator), batch):
         optimizer.zero_grad()
-        F.cross_entropy(model(normalise(images[rows])), labels[rows]).backward()
+        loss = F.cross_entropy(model(normalise(images[rows])), labels[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps += 1
     return steps

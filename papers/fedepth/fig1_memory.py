@@ -12,11 +12,10 @@ are those that exist at the peak, which is often before most of them do.
 
 from dataclasses import asdict, dataclass
 
-import shared
-import torch
 from matplotlib import pyplot
 
-from sizewise.memory import accounting
+import shared
+from shared import common, inside
 from sizewise.methods.fedepth import FeDepth
 from sizewise.report.figures import PARTS
 from sizewise.training.task import Task
@@ -36,39 +35,33 @@ class Bar:
 def tasks(scale: str, batch: int) -> dict[str, Task]:
     """Return a convolutional network and a transformer."""
     image = shared.IMAGE[scale]
-    if scale == "mini":
-        vit = shared.task(image, batch, "vit", dim=48, depth=6, heads=3)
-    else:
+    if scale == "paper":
         vit = shared.task((3, 224, 224), batch, "vit_tiny")
-    return {"PreResNet-20": shared.task(image, batch), vit.model.name: vit}
+    else:
+        depth = 2 if scale == common.SMOKE else 6
+        vit = shared.task(image, batch, "vit", dim=48, depth=depth, heads=3)
+    return {"PreResNet-20": shared.task(image, batch, shared.MODEL[scale]), vit.model.name: vit}
 
 
 def bars(task: Task) -> list[Bar]:
     """Return the whole model and each of its blocks."""
     method = FeDepth(task)
-    inputs = torch.empty((task.recipe.batch, *task.input_shape), device="meta")
-    counted = accounting.summary(task.build(), inputs, method.task.parts)
-    (whole,) = method.stages(0)
-    found = [Bar("whole", asdict(method.footprint(method.main, whole)), counted.total)]
+    counted = inside.counted(method)
+    found = [Bar("whole", asdict(inside.footprint(method)), counted.total)]
     for number, paper in enumerate(counted.blocks):
-        # A budget of nothing makes it save what it can: frozen blocks of the transformer, whose
-        # norms do not look at the batch, run on an eighth of it at a time.
-        schedule = method._run(0, number, number + 1, ())
-        (stage,) = schedule.stages
-        parts = asdict(method.footprint(schedule.submodel, stage))
+        parts = asdict(inside.block_footprint(method, number))
         found.append(Bar(f"block {number + 1}", parts, paper))
     return found
 
 
 def main() -> None:
     """Draw the figure and write its numbers."""
-    scale = shared.scale(__doc__, "paper")
+    scale = common.scale(__doc__, "paper")
+    batches = (2, 4) if scale == common.SMOKE else BATCHES
     figure, panels = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    lines = [
-        f"| MiB | {' | '.join(part.replace('_', ' ') for part in PARTS)} | peak | the paper's |",
-        "|---" * (len(PARTS) + 3) + "|",
-    ]
-    for column, batch in enumerate(BATCHES):
+    parts = (part.replace("_", " ") for part in PARTS)
+    lines = common.table("MiB", *parts, "peak", "the paper's")
+    for column, batch in enumerate(batches):
         for (name, task), axes in zip(tasks(scale, batch).items(), panels[:, column], strict=True):
             found = bars(task)
             for place, bar in enumerate(reversed(found)):
@@ -83,15 +76,15 @@ def main() -> None:
             axes.set_yticks(range(len(found)), [bar.name for bar in reversed(found)])
             axes.set_title(f"{name}, batch {batch}")
             axes.set_xlabel("MiB at the peak of one training step")
-            axes.spines[["top", "right"]].set_visible(False)
+            common.plain(axes)
             for bar in found:
                 sizes = [bar.parts[part] for part in (*PARTS, "peak")] + [bar.counted]
                 cells = " | ".join(f"{size / shared.MIB:.2f}" for size in sizes)
                 lines.append(f"| {name}, batch {batch}, {bar.name} | {cells} |")
     handles = panels[0, 0].get_legend_handles_labels()
     figure.legend(*handles, ncols=4, loc="outside upper center")
-    shared.save(figure, shared.HERE / f"fig1_memory.{scale}.svg")
-    shared.write(lines, shared.HERE / f"fig1_memory.{scale}.md")
+    common.save(figure, common.target(__file__, scale, "svg"))
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

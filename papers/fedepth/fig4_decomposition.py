@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import shared
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from sizewise.errors import BudgetTooSmall
-from sizewise.methods.fedepth.schedule import Schedule
+import shared
+from shared import common, inside
 from sizewise.memory.packing import pack_blocks
 from sizewise.methods.fedepth import FeDepth
 from sizewise.runs import preparation
-from sizewise.methods.fedepth.blocks import Blocks
 from sizewise.training.task import Task
 
 RATIOS = ("1/8", "1/6", "1/3", "1/2", "1", "7/6", "2")
@@ -47,30 +45,18 @@ class Row:
 
 def row(method: FeDepth, ratio: str, budget: int | None) -> Row:
     """Return what a device of this ratio, or with so many bytes, trains."""
-    try:
-        schedule = method.schedule(float(Fraction(ratio)) if budget is None else budget)
-    except BudgetTooSmall:
-        return Row(ratio, budget, (), 0)
-    return Row(ratio, budget, *_runs(schedule, len(method.task.parts.blocks)))
+    capacity = float(Fraction(ratio)) if budget is None else budget
+    return Row(ratio, budget, *(inside.decomposition(method, capacity) or ((), 0)))
 
 
-def _runs(schedule: Schedule, blocks: int) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """Return the runs of the last model that a schedule trains, and how many whole ones it has."""
-    stages = [stage.cut for stage in schedule.stages]
-    if not stages[0]:
-        return (tuple(range(blocks)),), 0
-    last = [cut["peers"][-1] if cut["peers"] else cut["blocks"] for cut in stages]
-    return tuple(Blocks.read(cut).learn for cut in last), len(stages[0]["peers"])
-
-
-def tables(task: Task) -> dict[str, list[Row]]:
+def tables(task: Task, ratios: Sequence[str]) -> dict[str, list[Row]]:
     """Return the three ways to read a budget."""
     published = FeDepth(task, FeDepth.Options(assign="ratio"))
     exact = FeDepth(task)
-    share = {ratio: preparation.bytes_of_share(task, float(Fraction(ratio))) for ratio in RATIOS}
-    width = {ratio: preparation.bytes_of_ratio(task, float(Fraction(ratio))) for ratio in RATIOS}
+    share = {ratio: preparation.bytes_of_share(task, float(Fraction(ratio))) for ratio in ratios}
+    width = {ratio: preparation.bytes_of_ratio(task, float(Fraction(ratio))) for ratio in ratios}
     return {
-        "as published": [row(published, ratio, None) for ratio in RATIOS],
+        "as published": [row(published, ratio, None) for ratio in ratios],
         "in bytes: a share of the paper's count": [row(exact, r, b) for r, b in share.items()],
         "in bytes: what that width costs": [row(exact, r, b) for r, b in width.items()],
     }
@@ -81,7 +67,7 @@ def draw(axes: Axes, rows: Sequence[Row], blocks: int) -> None:
     for place, found in enumerate(reversed(rows)):
         axes.barh(place, blocks, left=0.5, height=0.7, color="none", edgecolor="#bbbbbb")
         for number, run in enumerate(found.runs):
-            colour = shared.COLOURS[number % len(shared.COLOURS)]
+            colour = common.COLOURS[number % len(common.COLOURS)]
             axes.barh(place, len(run), left=run[0] + 0.5, height=0.7, color=colour, ec="white")
         if found.whole:
             axes.text(blocks + 0.6, place, f"+{found.whole} whole", va="center")
@@ -93,32 +79,33 @@ def draw(axes: Axes, rows: Sequence[Row], blocks: int) -> None:
     axes.set_xticks(range(1, blocks + 1))
     axes.set_xlim(0.3, blocks + 2.2)
     axes.set_xlabel("block")
-    axes.spines[["top", "right"]].set_visible(False)
+    common.plain(axes)
 
 
 def main() -> None:
     """Draw the figure and write its decompositions."""
-    scale = shared.scale(__doc__, "paper")
-    task = shared.task(shared.IMAGE[scale], shared.BATCH[scale])
-    found = tables(task)
+    scale = common.scale(__doc__, "paper")
+    task = shared.task(shared.IMAGE[scale], shared.BATCH[scale], shared.MODEL[scale])
+    found = tables(task, ("1/3", "1") if scale == common.SMOKE else RATIOS)
+    blocks = len(task.parts.blocks)
     figure, panels = pyplot.subplots(1, len(found), figsize=(13, 3.2), layout="constrained")
     for (title, rows), axes in zip(found.items(), panels, strict=True):
-        draw(axes, rows, len(FeDepth(task).parts.blocks))
+        draw(axes, rows, blocks)
         axes.set_title(title)
-    shared.save(figure, shared.HERE / f"fig4_decomposition.{scale}.svg")
-    lines = [f"| budget | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    common.save(figure, common.target(__file__, scale, "svg"))
+    lines = common.table("budget", *found)
     for same in zip(*found.values(), strict=True):
         cells = [
             f"{r}" if r.budget is None else f"{r.budget / shared.MIB:.1f} MiB: {r}" for r in same
         ]
         lines.append(f"| {same[0].ratio} | {' | '.join(cells)} |")
-    lines += ["", "| toy budget | the paper's | ours |", "|---|---|---|"]
+    lines += ["", *common.table("toy budget", "the paper's", "ours")]
     for budget, expected in TOY.items():
         packing = pack_blocks(lambda i, j: sum(LAYERS[i:j]), len(LAYERS), budget)
         paper = " ".join(f"[{run[0]}-{run[-1]}]" if run[1:] else f"[{run[0]}]" for run in expected)
         ours = " ".join(f"[{_span(run)}]" for run in packing.stages)
         lines.append(f"| {budget} GB | {paper} | {ours} |")
-    shared.write(lines, shared.HERE / f"fig4_decomposition.{scale}.md")
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 def _span(run: Sequence[int]) -> str:

@@ -13,23 +13,21 @@ Writes `fig6_similarity.SCALE.svg` and `.md`. Mini: 6 clients, scikit-learn's di
 clients, MNIST from the Hugging Face hub.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import combinations
 from statistics import fmean
 
-import shared
 import torch
 from matplotlib import pyplot
 from torch import Tensor, nn
 
+from shared import common, inside
 from sizewise import config
 from sizewise.data.augment import Transform
-from sizewise.engines.device_runner import DeviceRunner
-from sizewise.exchange.plan import Update
 from sizewise.runs import preparation
-from sizewise.runs.preparation import Setting
 
 SCALES = {
+    "smoke": ["data.name=digits", "fleet.devices=2", "data.train_limit=60", "data.test_limit=20"],
     "mini": ["data.name=digits", "data.image_size=16", "fleet.devices=6", "recipe.epochs=5"],
     "paper": ["data.name=mnist", "fleet.devices=20", "recipe.epochs=5", "data.test_limit=250"],
 }
@@ -45,18 +43,6 @@ SPLITS = {
     "two classes a client": ["data.partition=deck", "data.classes_per_device=2"],
     "IID": ["data.partition=iid"],
 }
-
-
-def clients(setting: Setting) -> Iterator[nn.Module]:
-    """Yield every client's model after its local training; valid until the next one."""
-    method, runner = setting.method, DeviceRunner(setting.method, setting.dataset, setting.partition)
-    state = method.setup()
-    for number in range(setting.fleet.total):
-        plan = method.plan(state, setting.fleet.device(number, 0), 0)
-        outcome = runner.train(state, plan)
-        if not isinstance(outcome, Update):
-            raise SystemExit(outcome.reason)
-        yield method.submodels.copy(plan.submodel).load({**state.tensors, **outcome.tensors})
 
 
 @torch.no_grad()
@@ -110,7 +96,7 @@ def similarities(settings: list[str]) -> dict[str, list[list[float]]]:
     setting = preparation.prepare(config.load(None, [*COMMON, *settings]))
     data = setting.dataset
     images = Transform("none", data.mean, data.std)(data.test_inputs, None)
-    outputs = [features(module, images) for module in clients(setting)]
+    outputs = [features(module, images) for module in inside.local_models(setting)]
     layers = list(zip(*outputs, strict=True))
     return {
         name: [[measure(*pair) for pair in combinations(layer, 2)] for layer in layers]
@@ -120,12 +106,12 @@ def similarities(settings: list[str]) -> dict[str, list[list[float]]]:
 
 def main() -> None:
     """Draw the figure and write its means."""
-    scale = shared.scale(__doc__, "mini")
+    scale = common.scale(__doc__, "mini")
     torch.set_num_threads(1)  # as in a run
     found = {name: similarities([*SCALES[scale], *split]) for name, split in SPLITS.items()}
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
     for measure, axes in zip(MEASURES, panels, strict=True):
-        for colour, (split, values) in zip(shared.COLOURS, found.items(), strict=False):
+        for colour, (split, values) in zip(common.COLOURS, found.items(), strict=False):
             layers = range(1, len(values[measure]) + 1)
             means = [fmean(pairs) for pairs in values[measure]]
             low, high = ([pick(pairs) for pairs in values[measure]] for pick in (min, max))
@@ -135,18 +121,15 @@ def main() -> None:
         axes.set_xlabel("layer; the last is the classifier")
         axes.set_xticks(layers)
         axes.set_ylim(0, 1.02)
-        axes.spines[["top", "right"]].set_visible(False)
+        common.plain(axes)
     panels[0].legend(loc="lower left")
-    shared.save(figure, shared.HERE / f"fig6_similarity.{scale}.svg")
+    common.save(figure, common.target(__file__, scale, "svg"))
     columns = [(split, measure) for measure in MEASURES for split in found]
-    lines = [
-        f"| layer | {' | '.join(f'{measure}, {split}' for split, measure in columns)} |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
+    lines = common.table("layer", *(f"{measure}, {split}" for split, measure in columns))
     for layer in range(len(found["IID"]["CKA"])):
         means = [fmean(found[split][measure][layer]) for split, measure in columns]
         lines.append(f"| {layer + 1} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    shared.write(lines, shared.HERE / f"fig6_similarity.{scale}.md")
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

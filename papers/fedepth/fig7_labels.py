@@ -12,9 +12,9 @@ of every shard for validation, which we do not, so its deviations compare with 8
 from functools import partial
 from typing import Any
 
-import shared
 from matplotlib import pyplot
 
+from shared import common
 from sizewise.data import partitions, sources
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,22 +26,21 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "beta(5)": ("deck", {"classes_per_device": 5}),
 }
 PUBLISHED = {"alpha_u(0.3)": "150.6", "alpha_u(1.0)": "77.4"}
-DEVICES = {"mini": 40, "paper": 100}
-LIMIT = {"mini": 10_000, "paper": None}
+DATA = {"smoke": "digits", "mini": "cifar10", "paper": "cifar10"}
+DEVICES = {"smoke": 10, "mini": 40, "paper": 100}
+LIMIT = {"smoke": None, "mini": 10_000, "paper": None}
 SHOWN = 5
 SEEDS = 10
 
 
 def main() -> None:
     """Draw the figure and write the sizes."""
-    scale = shared.scale(__doc__, "mini")
-    data = sources.load("cifar10", None, train_limit=LIMIT[scale])
+    scale = common.scale(__doc__, "mini")
+    data = sources.load(DATA[scale], None, train_limit=LIMIT[scale])
     labels, classes = data.train_labels, data.classes
     figure, panels = pyplot.subplots(2, 3, figsize=(10, 5.5), layout="constrained", sharex=True)
-    lines = [
-        "| partition | classes a device | samples a device | 80 % of the deviation | published |",
-        "|---|---|---|---|---|",
-    ]
+    heads = ("partition", "classes a device", "samples a device", "80 % of the deviation")
+    lines = common.table(*heads, "published")
     for (name, (scheme, options)), axes in zip(SETTINGS.items(), panels.flat, strict=True):
         deal = partial(partitions.make, scheme, labels, classes, DEVICES[scale], **options)
         dealt = deal(seed=0)
@@ -56,7 +55,7 @@ def main() -> None:
         axes.set_xlabel("class")
         axes.set_ylabel("device")
         axes.margins(0.12)
-        axes.spines[["top", "right"]].set_visible(False)
+        common.plain(axes)
         sizes, held = counts.sum(1), (counts > 0).sum(1)
         spread = [0.8 * float(deal(seed=seed).sizes().double().std()) for seed in range(SEEDS)]
         paper = PUBLISHED.get(name, "-") if scale == "paper" else "-"
@@ -64,8 +63,8 @@ def main() -> None:
             f"| {name} | {held.mean():.1f} | {sizes.mean():.1f} ± {sizes.std():.1f} "
             f"| {min(spread):.1f} to {max(spread):.1f} | {paper} |"
         )
-    shared.save(figure, shared.HERE / f"fig7_labels.{scale}.svg")
-    shared.write(lines, shared.HERE / f"fig7_labels.{scale}.md")
+    common.save(figure, common.target(__file__, scale, "svg"))
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

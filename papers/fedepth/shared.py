@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: their argument, their task, and how a figure is saved."""
+"""What the scripts of this folder share: the way to `common` and `inside`, and their task."""
 
 import sys
 from pathlib import Path
@@ -10,16 +10,18 @@ from sizewise.training.task import ModelConfig, Task
 HERE = Path(__file__).parent
 
 # Scripts of a folder are run as files, so the folder above is not on the path by itself.
-sys.path.append(str(HERE.parent))
-from common import COLOURS, save, scale, write  # noqa: E402
+sys.path.append(str(HERE.resolve().parent))
+import common as common  # noqa: E402
+import inside as inside  # noqa: E402
 
-__all__ = ["BATCH", "COLOURS", "HERE", "IMAGE", "MIB", "save", "scale", "task", "write"]
 MIB = 2**20
 """The paper's MB."""
 
-IMAGE = {"mini": (3, 16, 16), "paper": (3, 32, 32)}
-BATCH = {"mini": 32, "paper": 128}
+IMAGE = {"smoke": (3, 8, 8), "mini": (3, 16, 16), "paper": (3, 32, 32)}
+BATCH = {"smoke": 4, "mini": 32, "paper": 128}
 """Of the suites: what devices train with at each scale."""
+
+MODEL = {"smoke": "preresnet8", "mini": "preresnet20", "paper": "preresnet20"}
 
 
 def task(image: tuple[int, int, int], batch: int, model: str = "preresnet20", **args: Any) -> Task:

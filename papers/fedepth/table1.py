@@ -13,10 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import shared
-import torch
-
-from sizewise.families.widthwise import Widthwise
-from sizewise.memory import accounting
+from shared import common, inside
 from sizewise.methods.fedepth import FeDepth
 
 BATCH = 32
@@ -27,40 +24,29 @@ WIDTHS = {"1/6": 19.34, "1/3": 38.68, "1/2": 58.02, "1": WHOLE}
 
 def main() -> None:
     """Write the table."""
-    scale = shared.scale(__doc__, "paper")
+    scale = common.scale(__doc__, "paper")
     task = shared.task(shared.IMAGE[scale], BATCH)
-    method, widthwise = FeDepth(task), Widthwise(task)
+    method = FeDepth(task)
     tracked = FeDepth(replace(task, recipe=replace(task.recipe, norm="tracked")))
-    inputs = torch.empty((BATCH, *task.input_shape), device="meta")
-    counted = accounting.summary(task.build(), inputs, method.task.parts)
+    counted = inside.counted(method)
 
     def row(name: str, published: float, *ours: float) -> str:
         cells = [f"{published:.2f}" if scale == "paper" else "-"]
         cells += [f"{value / shared.MIB:.2f}" for value in ours]
         return f"| {name} | {' | '.join([*cells, '-'][:4])} |"
 
-    lines = [
-        "| MiB | published | our accounting | predicted peak | frozen blocks in parts |",
-        "|---|---|---|---|---|",
-    ]
+    heads = ("MiB", "published", "our accounting", "predicted peak", "frozen blocks in parts")
+    lines = common.table(*heads)
     for number, (published, ours) in enumerate(zip(BLOCKS, counted.blocks, strict=True)):
-        peaks = (block_peak(method, number), block_peak(tracked, number))
+        peaks = [inside.block_footprint(each, number).peak for each in (method, tracked)]
         lines.append(row(f"block {number + 1}", published, ours, *peaks))
-    stage = method.task.stage(0)
-    whole = [m.peak(m.main, stage) for m in (method, tracked)]
+    whole = [inside.footprint(each).peak for each in (method, tracked)]
     lines.append(row("whole", WHOLE, counted.total, *whole))
     for width, published in WIDTHS.items():
         ratio = float(Fraction(width))
-        peak = widthwise.peak(widthwise.piece(ratio), stage)
+        peak = inside.width_footprint(task, ratio).peak
         lines.append(row(f"width {width}", published, counted.total * ratio, peak))
-    shared.write(lines, shared.HERE / f"table1.{scale}.md")
-
-
-def block_peak(method: FeDepth, number: int) -> int:
-    """Return the predicted peak of training one block and the head."""
-    # A budget of nothing makes it save what it can.
-    schedule = method._run(0, number, number + 1, ())
-    return max(method.peak(schedule.submodel, stage) for stage in schedule.stages)
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

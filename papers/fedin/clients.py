@@ -1,14 +1,13 @@
 """FedIN, Table II by devices: mean, worst and by architecture, each device's own model.
 
-    python papers/fedin/clients.py [--scale mini] [--suite table2]
+    python papers/fedin/clients.py [--scale mini] [--suite papers/fedin/table2.toml]
 
-Reads the results that `papers/suite.py papers/fedin/table2.toml` wrote and writes
-`clients.SCALE.md`: for each row the accuracy of all devices' models on the whole test set, their
-mean, the worst, and the mean for each architecture; for FedGKT with and without its server; for
-HeteroFL the levels, which count as often as devices have them. Means over seeds.
+Reads the results that `papers/suite.py` wrote and writes `clients.SCALE.md` beside the suite: for
+each row the accuracy of all devices' models on the whole test set, their mean, the worst, and the
+mean for each architecture; for FedGKT with and without its server; for HeteroFL the levels, which
+count as often as devices have them. Means over seeds.
 """
 
-import argparse
 import json
 import re
 from collections import defaultdict
@@ -17,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import shared
+from shared import common
 
 PUBLISHED = {
     "FedIN": 63.00,
@@ -50,13 +50,11 @@ def devices(row: str, sizes: Mapping[str, float]) -> dict[str, list[tuple[str, f
 
 def main() -> None:
     """Write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--scale", default="mini")
-    parser.add_argument("--suite", default="table2")
-    chosen = parser.parse_args()
-    path = shared.HERE / f"{chosen.suite}.{chosen.scale}.json"
+    chosen = common.runs_of(__doc__, shared.HERE / "table2.toml")
+    path = chosen.suite.with_suffix(f".{chosen.scale}.json")
     results: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())
-    lines = ["| | mean % | by seed | worst % | by architecture % | published % |", "|---" * 6 + "|"]
+    heads = ("mean %", "by seed", "worst %", "by architecture %", "published %")
+    lines = common.table("", *heads)
     for row, runs in results.items():
         per_seed: dict[str, list[list[tuple[str, float]]]] = defaultdict(list)
         for result in runs:
@@ -75,7 +73,7 @@ def main() -> None:
                 f"| {name} | {fmean(means):.1f} | {' '.join(f'{mean:.1f}' for mean in means)} "
                 f"| {worst:.1f} | {shown} | {'' if published is None else f'{published:.2f}'} |"
             )
-    shared.write(lines, shared.HERE / f"clients.{chosen.scale}.md")
+    common.write(lines, chosen.beside(__file__, "md"))
 
 
 if __name__ == "__main__":

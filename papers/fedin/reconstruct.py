@@ -1,6 +1,6 @@
 """Private images, reconstructed from the features that FedIN shares. An honest warning.
 
-    python papers/fedin/reconstruct.py [--data digits]
+    python papers/fedin/reconstruct.py [--data digits] [--smoke]
 
 Trains FedIN for two rounds, then looks over the server's shoulder: from the batch of early features
 that a device shared, and the extractor that it sent with them, gradient descent finds images that
@@ -13,21 +13,21 @@ than to any other image of the data set; guessing would be right once in as many
 images. The embedded digits need no data; `--data cifar10` does. Half a minute for digits.
 """
 
-import argparse
 from dataclasses import replace
 
-import shared
 import torch
 from matplotlib import pyplot
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shared import common, inside
 from sizewise import config
 from sizewise.common import rng
 from sizewise.engines.device_runner import DeviceRunner
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.families.disclosure import Blur
+from sizewise.fleet.devices import Device
 from sizewise.methods.fedin import EARLY, FedIN
 from sizewise.runs import preparation
 
@@ -42,13 +42,13 @@ SETTINGS: dict[str, dict[str, float]] = {
 }
 
 
-def prepared(data: str) -> DeviceRunner:
+def prepared(data: str, samples: int) -> DeviceRunner:
     """Return the method and the data of a small federation."""
     chosen = config.from_dict(
         {
             "rounds": ROUNDS + 1,
             "model": {"name": "fedin_b", "args": {"base": 16}},
-            "data": {"name": data, "train_limit": 1000, "test_limit": 100},
+            "data": {"name": data, "train_limit": samples, "test_limit": 100},
             "fleet": {"devices": 4, "per_round": 4},
             "method": {"name": "fedin"},
             "recipe": {"optimizer": "adam", "lr": 0.001, "weight_decay": 0.0, "batch": BATCH},
@@ -60,11 +60,7 @@ def prepared(data: str) -> DeviceRunner:
 
 def trained(runner: DeviceRunner, state: State, round_index: int, devices: range) -> list[Update]:
     """Return what devices send in a round."""
-    from sizewise.fleet.devices import Device
-
-    plans = [runner.method.plan(state, Device(number, "any"), round_index) for number in devices]
-    updates = [runner.train(state, plan) for plan in plans]
-    return [update for update in updates if isinstance(update, Update)]
+    return [inside.trained(runner, state, Device(number, "any"), round_index) for number in devices]
 
 
 def after_some_rounds(runner: DeviceRunner) -> State:
@@ -73,7 +69,7 @@ def after_some_rounds(runner: DeviceRunner) -> State:
     for round_index in range(ROUNDS):
         updates = trained(runner, state, round_index, range(4))
         state = runner.method.merge(state, updates)
-        state = replace(state, devices={u.plan.device: u.memory for u in updates})
+        state = replace(state, devices={u.plan.device: u.device_state for u in updates})
     return state
 
 
@@ -91,7 +87,8 @@ def attack(
     features: Tensor,
     shape: tuple[int, ...],
     bounds: Tensor,
-    clip: float | None = None,
+    clip: float | None,
+    steps: int,
 ) -> Tensor:
     """Return images (B, C, H, W) whose features are as given, as far as there are such.
 
@@ -101,45 +98,51 @@ def attack(
         shape: Shape of an image.
         bounds: The darkest and the brightest value of each channel, (2, C, 1, 1).
         clip: How devices clip what they share: everybody knows that, so the guess is clipped too.
+        steps: Of gradient descent.
     """
     blur, unused = Blur(clip), torch.Generator()
     guess = bounds.mean(0).expand(len(features), *shape).clone()
     guess += 0.1 * torch.randn(guess.shape, generator=torch.Generator().manual_seed(0))
     guess.requires_grad_()
     optimizer = torch.optim.Adam([guess], 0.1)
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         image = guess.clamp(bounds[0], bounds[1])
         rough = image.diff(dim=2).abs().mean() + image.diff(dim=3).abs().mean()
         loss = F.mse_loss(blur.blur(stem(image), unused), features) + 0.002 * rough
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return guess.detach().clamp(bounds[0], bounds[1])
 
 
 def main() -> None:
     """Attack each setting, draw and count."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--data", default="digits")
-    data = parser.parse_args().data
+    common.add_smoke(parser)
+    given = parser.parse_args()
+    data, kind, steps, samples = given.data, given.data, STEPS, 1000
+    if given.smoke:
+        kind, steps, samples = common.SMOKE, 2, 100
     torch.set_num_threads(1)  # as in a run
-    runner = prepared(data)
+    runner = prepared(data, samples)
     state, truth = after_some_rounds(runner), originals(runner)
     everything = runner.transform(runner.dataset.train_inputs, None)
-    scale = runner.transform._scale, runner.transform._shift
-    bounds = torch.stack([scale[1], 255 * scale[0] + scale[1]])
+    channels = runner.dataset.shape[0]
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    bounds = runner.transform(ends.expand(2, channels, 1, 1), None)
     spread = float((bounds[1] - bounds[0]).mean())
     rows, signals = {"original": truth}, dict[float | None, float]()
-    lines = ["| | error of a pixel, % | recognised | signal to noise |", "|---|---|---|---|"]
+    lines = common.table("", "error of a pixel, %", "recognised", "signal to noise")
     for name, options in SETTINGS.items():
-        method = FedIN(runner.method.task, FedIN.Options(**options))
-        (update,) = trained(replace(runner, method=method), state, ROUNDS, range(VICTIM, VICTIM + 1))
-        stem = method.submodels.build(update.plan.submodel).stem  # type: ignore[union-attr]
-        sent = {n.removeprefix("stem."): t for n, t in update.tensors.items() if n[:5] == "stem."}
-        stem.load_state_dict(sent)  # type: ignore[union-attr]
+        method = FedIN(runner.method.task, FedIN.Options(**options))  # type: ignore[arg-type]
+        (update,) = trained(
+            replace(runner, method=method), state, ROUNDS, range(VICTIM, VICTIM + 1)
+        )
+        stem = inside.sent_extractor(method, update)
         features = update.sample_payload[EARLY]
         clip = options.get("clip")
-        found = attack(stem, features, runner.dataset.shape, bounds, clip)  # type: ignore[arg-type]
+        found = attack(stem, features, runner.dataset.shape, bounds, clip, steps)
         rows[name] = found
         error = float((found - truth).abs().mean()) / spread
         apart = torch.cdist(found.flatten(1), everything.flatten(1))
@@ -160,8 +163,8 @@ def main() -> None:
             axes.set_xticks([])
             axes.set_yticks([])
         line[0].set_ylabel(name, rotation=0, ha="right", va="center")
-    shared.save(figure, shared.HERE / f"reconstruct.{data}.svg")
-    shared.write(lines, shared.HERE / f"reconstruct.{data}.md")
+    common.save(figure, common.target(__file__, kind, "svg"))
+    common.write(lines, common.target(__file__, kind, "md"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """NeFL, Table 8: parameters and FLOPs of every published submodel, and the bytes of training it.
 
-    python papers/nefl/counts.py [--only MODEL ...]
+    python papers/nefl/counts.py [--only MODEL ...] [--smoke]
 
 Writes `counts.paper.md`: for each network and way of scaling, each submodel's parameters, their
 share of the network's, the share that its table states (gamma_W times gamma_D), the FLOPs of
@@ -10,19 +10,17 @@ pixels, ViT-B/16 of 224. Wide-ResNet-101-2 has ImageNet's stem; its images are t
 pixels too.
 """
 
-import argparse
 import time
 
-import shared
-
+from shared import common, inside
 from sizewise.methods.nefl import NeFL
-from sizewise.steps.recipe import Recipe
-from sizewise.methods.nefl import scaling
+from sizewise.methods.nefl import scaling as submodels
 from sizewise.methods.nefl.scaling import Scaling
+from sizewise.steps.recipe import Recipe
 from sizewise.training.task import ModelConfig, Task
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
-PLAIN = {"projection": 1, "global_pool": True}
+PLAIN: dict[str, object] = {"projection": 1, "global_pool": True}
 
 MODELS: dict[str, tuple[str, tuple[int, int, int], dict[str, object]]] = {
     "resnet18": ("ResNet-18", CIFAR, {}),
@@ -52,27 +50,22 @@ FAMILIES: dict[str, tuple[Scaling, ...]] = {
 LETTERS: dict[Scaling, str] = {"width": "W", "depth": "D", "both": "WD"}
 
 
-def rows(model: str) -> list[str]:
-    """Return the rows of one network."""
+def rows(model: str, scalings: tuple[Scaling, ...]) -> list[str]:
+    """Return the rows of one network, for each way of scaling."""
     label, image, args = MODELS[model]
     recipe = Recipe(batch=32, momentum=0.0, weight_decay=0.0, norm="tracked")
     method = NeFL(Task(ModelConfig(model, args), recipe, image, classes=10))
-    stage = method.task.stage(0)
-    whole = sum(parameter.numel() for parameter in method._sketch({}).parameters())
+    whole = sum(parameter.numel() for parameter in inside.sketch(method).parameters())
     lines, known = [], {}
-    for scaling in FAMILIES.get(model, ("width", "depth", "both")):
+    for scaling in scalings:
         chosen = submodels.published(model, scaling)
         stated = STATED.get((model, scaling))
         for number, submodel in enumerate(chosen):
             if submodel not in known:
-                blocks = {} if submodel.blocks is None else {"blocks": list(submodel.blocks)}
-                module = method._sketch({"width": submodel.width, **blocks}).requires_grad_()
-                cost = method.predicted(module, stage)
-                known[submodel] = (
-                    sum(parameter.numel() for parameter in module.parameters()),
-                    cost.flops // recipe.batch,
-                    cost.footprint.peak,
-                )
+                module = inside.sketch(method, submodel)
+                flops, peak = inside.flops_and_peak(method, module)
+                size = sum(parameter.numel() for parameter in module.parameters())
+                known[submodel] = size, flops // recipe.batch, peak
             parameters, work, peak = known[submodel]
             kept = len(method.task.parts.blocks if submodel.blocks is None else submodel.blocks)
             cells = (
@@ -91,20 +84,25 @@ def rows(model: str) -> list[str]:
 
 def main() -> None:
     """Count, and write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=MODELS, help="networks; default: all")
+    common.add_smoke(parser)
     chosen = parser.parse_args()
     heads = ("submodel", "channels", "blocks", "parameters", "share", "stated")
-    heads += ("MFLOP a sample, training", "peak MB, batch 32")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for model in chosen.only or MODELS:
+    lines = common.table(*heads, "MFLOP a sample, training", "peak MB, batch 32")
+    scalings = {model: FAMILIES.get(model, ("width", "depth", "both")) for model in MODELS}
+    if chosen.smoke:
+        scalings = {"resnet18": ("depth",)}
+    for model in chosen.only or scalings:
         start = time.process_time()
-        lines += rows(model)
+        lines += rows(model, scalings[model])
         print(f"{model}: {time.process_time() - start:.0f} s of CPU", flush=True)
     if chosen.only:
         print("\n".join(lines))
     else:
-        shared.write(lines, shared.HERE / "counts.paper.md")
+        common.write(
+            lines, common.target(__file__, common.SMOKE if chosen.smoke else "paper", "md")
+        )
 
 
 if __name__ == "__main__":

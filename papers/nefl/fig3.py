@@ -12,48 +12,23 @@ The run's data must be where it was (SIZEWISE_DATA), as it says what the model l
 `NAME.md` and `NAME.svg` into this folder, or where `--name` says.
 """
 
-import argparse
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import shared
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from torch import nn
 
-from sizewise import config
-from sizewise.exchange import checkpoint
-from sizewise.exchange.plan import Submodel
-from sizewise.exchange.state import State
-from sizewise.methods.nefl import NeFL
-from sizewise.runs import preparation
+import shared
+from shared import common, inside
 from sizewise.surgery.step_sizes import StepSize
 
 DEFAULT = "runs/papers/nefl-table1-mini/NeFL,_IID-0"
 
 Table = dict[str, dict[str, float]]
 """A number for each submodel, and in it for each block or layer by name."""
-
-
-def submodels(folder: Path) -> dict[str, tuple[NeFL, Submodel, State]]:
-    """Return what is needed to fill each submodel of a finished run, smallest first."""
-    final = folder / "final.safetensors"
-    if not final.is_file():
-        raise SystemExit(f"{folder} has no final.safetensors: it is no run, or not a finished one")
-    setting = preparation.prepare(config.load(folder / "config.toml"))
-    method = setting.method
-    if not isinstance(method, NeFL):
-        raise SystemExit(f"{folder} is a run of {setting.config.method.name}, not of nefl")
-    tensors, _ = checkpoint.read_tensors(final)
-    newest = checkpoint.newest(folder / "checkpoints")
-    if newest is not None:  # The run's own list: names of submodels may have changed since.
-        listed = checkpoint.read_tensors(newest)[1]["extras"]["submodels"]
-        pieces = [Submodel(entry["size"], entry["cut"]) for entry in listed]
-    else:
-        pieces = list(method.submodels)
-    return {piece.label: (method, piece, State(tensors)) for piece in pieces}
 
 
 def step_sizes(module: nn.Module) -> dict[str, float]:
@@ -92,17 +67,17 @@ def in_order(table: Mapping[str, Mapping[str, float]]) -> list[str]:
 def draw(axes: Axes, table: Table, label: str) -> None:
     """Draw one line for each submodel; blocks that it lacks are left out."""
     names = in_order(table)
-    for colour, (size, row) in zip(shared.COLOURS, table.items(), strict=False):
+    for colour, (size, row) in zip(common.COLOURS, table.items(), strict=False):
         values = [row.get(name, math.nan) for name in names]
         axes.plot(range(len(names)), values, "o-", color=colour, ms=3, label=size)
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     axes.set_ylabel(label)
-    axes.spines[["top", "right"]].set_visible(False)
+    common.plain(axes)
 
 
 def lines(table: Table, title: str, form: str) -> list[str]:
     """Return a Markdown table, one column for each submodel."""
-    found = [f"| {title} | {' | '.join(table)} |", "|---" * (len(table) + 1) + "|"]
+    found = common.table(title, *table)
     for name in in_order(table):
         cells = (f"{row[name]:{form}}" if name in row else "" for row in table.values())
         found.append(f"| {name} | {' | '.join(cells)} |")
@@ -111,14 +86,13 @@ def lines(table: Table, title: str, form: str) -> list[str]:
 
 def main() -> None:
     """Read the run, draw the figure, write the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("run", type=Path, nargs="?", default=Path(DEFAULT))
     parser.add_argument("--name", type=Path, default=shared.HERE / "fig3.mini")
     chosen = parser.parse_args()
     steps: Table = {}
     norms: Table = {}
-    for size, (method, piece, state) in submodels(chosen.run).items():
-        module = method.submodels.filled(piece, state)
+    for size, module in inside.filled_submodels(chosen.run).items():
         steps[size], norms[size] = step_sizes(module), weights(module)
     panels = {"step size": (steps, ".3f"), "mean absolute weight": (norms, ".5f")}
     panels = {label: pair for label, pair in panels.items() if any(pair[0].values())}
@@ -134,8 +108,8 @@ def main() -> None:
     handles = places.flat[0].get_legend_handles_labels()
     figure.legend(*handles, ncols=3, loc="outside upper center")
     name = chosen.name if chosen.name.parent != Path() else shared.HERE / chosen.name
-    shared.save(figure, name.with_name(f"{name.name}.svg"))
-    shared.write(text, name.with_name(f"{name.name}.md"))
+    common.save(figure, name.with_name(f"{name.name}.svg"))
+    common.write(text, name.with_name(f"{name.name}.md"))
 
 
 if __name__ == "__main__":

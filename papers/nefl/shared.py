@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: where they write, and how."""
+"""What the scripts of this folder share: the way to `common` and `inside`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 # Scripts of a folder are run as files, so the folder above is not on the path by itself.
-sys.path.append(str(HERE.parent))
-from common import COLOURS, save, write  # noqa: E402
-
-__all__ = ["COLOURS", "HERE", "save", "write"]
+sys.path.append(str(HERE.resolve().parent))
+import common as common  # noqa: E402
+import inside as inside  # noqa: E402

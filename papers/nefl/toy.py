@@ -1,6 +1,6 @@
 """NeFL, appendix C: width-k submodels of a linear model against the best rank-k approximation.
 
-    python papers/nefl/toy.py [--seeds N] [--start DEVIATION]
+    python papers/nefl/toy.py [--seeds N] [--start DEVIATION] [--smoke]
 
 Y = W X, with W of rank 8 plus a little noise, is learned by U V of inner width 8. Submodel k is the
 first k columns of U and rows of V, times a step size s_k that learns or is 1. By Eckart and Young
@@ -14,13 +14,14 @@ step size that suits it best. Errors are |Y - s U V X|^2 / |Y|^2, means over the
 `toy.mini.md` and `toy.mini.svg`, or with another start prints the table; half a minute of a core.
 """
 
-import argparse
+from pathlib import Path
 from statistics import fmean
 
-import shared
 import torch
 from matplotlib import pyplot
 from torch import Tensor
+
+from shared import common
 
 OUTPUTS, INPUTS, SAMPLES, RANK = 24, 32, 128, 8
 WIDTHS = (1, 2, 4, 6, 8)
@@ -62,8 +63,9 @@ def train(
     start: tuple[Tensor, Tensor],
     widths: tuple[int, ...],
     learns: bool,
+    marks: tuple[int, int],
 ) -> dict[int, tuple[Tensor, Tensor, dict[int, Tensor]]]:
-    """Return U, V and the step sizes after each of `MARKS`, trained by submodels of these widths.
+    """Return U, V and the step sizes after some rounds, trained by submodels of these widths.
 
     Args:
         inputs: X.
@@ -71,11 +73,12 @@ def train(
         start: U and V before the first round.
         widths: One submodel each.
         learns: Whether step sizes do.
+        marks: After how many rounds to note them; the last one ends it.
     """
     left, right = start
     steps = {width: torch.ones(()) for width in widths}
     found = {}
-    for done in range(1, MARKS[-1] + 1):
+    for done in range(1, marks[-1] + 1):
         sums, counts = [torch.zeros_like(left), torch.zeros_like(right)], torch.zeros(RANK)
         for width in widths:
             own = descend(left[:, :width], right[:width], steps[width], inputs, outputs, learns)
@@ -84,7 +87,7 @@ def train(
             counts[:width] += 1
             steps[width] = own[2]
         left, right = sums[0] / counts, sums[1] / counts[:, None]
-        if done in MARKS:
+        if done in marks:
             found[done] = left, right, dict(steps)
     return found
 
@@ -95,7 +98,7 @@ def error(left: Tensor, right: Tensor, step: Tensor, inputs: Tensor, outputs: Te
     return float(rest.square().sum() / outputs.square().sum())
 
 
-def measure(seed: int, scale: float) -> tuple[Errors, Errors]:
+def measure(seed: int, scale: float, marks: tuple[int, int]) -> tuple[Errors, Errors]:
     """Return the errors of one seed, and the step sizes learned."""
     generator = torch.Generator().manual_seed(seed)
     inputs, outputs = problem(generator)
@@ -113,7 +116,7 @@ def measure(seed: int, scale: float) -> tuple[Errors, Errors]:
         ("nested, s learns", WIDTHS, True),
         ("full alone, then cut", (RANK,), False),
     ):
-        found = train(inputs, outputs, start, widths, learns)
+        found = train(inputs, outputs, start, widths, learns, marks)
         for mark, (left, right, steps) in found.items():
             scores, fitted = [], []
             for width in WIDTHS:
@@ -139,12 +142,11 @@ def averaged(found: list[Errors]) -> Errors:
     }
 
 
-def draw(errors: Errors) -> None:
+def draw(errors: Errors, last: int, path: Path) -> None:
     """Draw the errors after the last round against the best."""
-    last = MARKS[-1]
     figure, axes = pyplot.subplots(figsize=(5.5, 3.4), layout="constrained")
     names = [name for name in errors if name.endswith(f", {last} rounds")]
-    for colour, name in zip(shared.COLOURS, names, strict=False):
+    for colour, name in zip(common.COLOURS, names, strict=False):
         label = name.removesuffix(f", {last} rounds")
         axes.plot(WIDTHS, errors[name], "o-", color=colour, ms=4, label=label)
     axes.plot(WIDTHS, errors["best rank k"], "k--", label="best rank k")
@@ -152,30 +154,34 @@ def draw(errors: Errors) -> None:
     axes.set_xlabel("width k of the submodel")
     axes.set_ylabel("error, share of Y")
     axes.set_xticks(WIDTHS)
-    axes.spines[["top", "right"]].set_visible(False)
+    common.plain(axes)
     axes.legend(loc="lower left")
-    shared.save(figure, shared.HERE / "toy.mini.svg")
+    common.save(figure, path)
 
 
 def main() -> None:
     """Train, draw, and write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--start", type=float, default=0.1, help="deviation of the first weights")
+    common.add_smoke(parser)
     chosen = parser.parse_args()
+    seeds, marks, scale = (
+        (1, (2, 10), common.SMOKE) if chosen.smoke else (chosen.seeds, MARKS, "mini")
+    )
     torch.set_num_threads(1)
-    found = [measure(seed, chosen.start) for seed in range(chosen.seeds)]
+    found = [measure(seed, chosen.start, marks) for seed in range(seeds)]
     errors, sizes = (averaged([one[part] for one in found]) for part in (0, 1))
-    heads = " | ".join(f"k = {width}" for width in WIDTHS)
-    lines = [f"| error, % of Y | {heads} |", "|---" * (len(WIDTHS) + 1) + "|"]
+    heads = [f"k = {width}" for width in WIDTHS]
+    lines = common.table("error, % of Y", *heads)
     for name, values in errors.items():
         lines.append(f"| {name} | {' | '.join(f'{100 * value:.2f}' for value in values)} |")
-    lines += ["", f"| s_k that was learned | {heads} |", "|---" * (len(WIDTHS) + 1) + "|"]
+    lines += ["", *common.table("s_k that was learned", *heads)]
     for name, values in sizes.items():
         lines.append(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} |")
     if chosen.start == parser.get_default("start"):
-        draw(errors)
-        shared.write(lines, shared.HERE / "toy.mini.md")
+        draw(errors, marks[-1], common.target(__file__, scale, "svg"))
+        common.write(lines, common.target(__file__, scale, "md"))
     else:
         print("\n".join(lines))
 

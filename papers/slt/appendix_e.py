@@ -8,9 +8,10 @@ predict it byte by byte; there, also the optimiser's momentum, the batch and tem
 scale images have half the side.
 """
 
-import shared
 import torch
 
+import shared
+from shared import common, inside
 from sizewise.families.base import Method
 from sizewise.memory import accounting
 
@@ -26,9 +27,7 @@ def row(model: str, scale: str) -> str:
     counted = accounting.hooks(module, images)
     # By the paper's accounting, gradients of weights are as large as these, all alive together.
     paper = [f"{100 * part / counted:.1f}" for part in (weights, weights, counted - 2 * weights)]
-    method = Method(task)
-    stage = method.task.stage(0)
-    real = method.footprint(method.main, stage)
+    real = inside.footprint(Method(task))
     others = real.optimizer_state + real.batch + real.workspace
     parts = (real.parameters, real.gradients, real.activations, others)
     step = [f"{100 * part / real.peak:.1f}" for part in parts]
@@ -38,14 +37,11 @@ def row(model: str, scale: str) -> str:
 
 def main() -> None:
     """Write the table."""
-    scale = shared.scale(__doc__, "paper")
-    lines = [
-        "| batch 32 | paper's MiB | weights % | gradients % | activations % "
-        "| peak MiB | weights % | gradients % | activations % | others % |",
-        "|---" * 10 + "|",
-        *(row(model, scale) for model in shared.DATA),
-    ]
-    shared.write(lines, shared.HERE / f"appendix_e.{scale}.md")
+    scale = common.scale(__doc__, "paper")
+    parts = ("weights %", "gradients %", "activations %")
+    lines = common.table("batch 32", "paper's MiB", *parts, "peak MiB", *parts, "others %")
+    lines += [row(model, scale) for model in shared.DATA]
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

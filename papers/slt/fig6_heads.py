@@ -9,8 +9,7 @@ head of one channel, and fig6.toml leaves that depth out.
 """
 
 import shared
-
-from sizewise.methods.slt import SLT
+from shared import common, inside
 
 RATIOS = (0.25, 0.5)
 DEPTHS = (1, 2, 3, 4, 5)
@@ -18,28 +17,24 @@ DEPTHS = (1, 2, 3, 4, 5)
 
 def main() -> None:
     """Search the heads of all depths."""
-    scale = shared.scale(__doc__, "mini")
-    lines = [
-        "| constraint | layers at a time | N | share of s_n | share of the budget, % "
-        "| channels of 64 |",
-        "|---" * 6 + "|",
-    ]
-    for ratio in RATIOS:
+    scale = common.scale(__doc__, "mini")
+    ratios, depths = ((0.5,), (1, 2)) if scale == common.SMOKE else (RATIOS, DEPTHS)
+    names = ("constraint", "layers at a time", "N", "share of s_n", "share of the budget, %")
+    lines = common.table(*names, "channels of 64")
+    for ratio in ratios:
         widest: list[float] = []
-        for depth in DEPTHS:
-            task = shared.task("resnet20", scale, ratio)
-            method = SLT(task, SLT.Options(assign="ratio", depth=depth))
-            costs = [method.bytes_of(n, max(n - depth, 0), s) for n, s in enumerate(method.table)]
-            heads = method.table[1:]
+        for depth in depths:
+            found = inside.heads(shared.task("resnet20", scale, ratio), ratio, depth)
+            heads = found.widths
             widest = widest or heads
             # Where both have a head; after the last step of depth 1 there is none to compare with.
             shares = [width / most for width, most in zip(heads, widest, strict=False)]
-            share, used = sum(shares) / len(shares), 100 * max(costs) / method.counted(ratio)
+            share, used = sum(shares) / len(shares), 100 * found.largest_share()
             channels = " ".join(str(round(64 * width)) for width in heads)
             cells = f"{ratio:g} | {depth} | {len(heads)} | {share:.2f} | {used:.0f} | {channels}"
             lines.append(f"| {cells} |")
             print(lines[-1], flush=True)
-    shared.write(lines, shared.HERE / f"fig6_heads.{scale}.md")
+    common.write(lines, common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: their argument, their tasks, and how a table is saved."""
+"""What the scripts of this folder share: the way to `common` and `inside`, and their tasks."""
 
 import sys
 from pathlib import Path
@@ -9,10 +9,9 @@ from sizewise.training.task import ModelConfig, Task
 HERE = Path(__file__).parent
 
 # Scripts of a folder are run as files, so the folder above is not on the path by itself.
-sys.path.append(str(HERE.parent))
-from common import scale, write  # noqa: E402
-
-__all__ = ["BATCH", "DATA", "HERE", "scale", "task", "write"]
+sys.path.append(str(HERE.resolve().parent))
+import common as common  # noqa: E402
+import inside as inside  # noqa: E402
 
 BATCH = 32
 
@@ -26,8 +25,12 @@ DATA = {
 
 
 def task(model: str, scale: str, *ratios: float) -> Task:
-    """Return a task with the recipe of the suites; at mini scale images have half the side."""
+    """Return a task with the recipe of the suites; at mini scale images have half the side.
+
+    In a smoke run they have a quarter, and every model is ResNet-8.
+    """
     side, classes = DATA[model]
-    side = side // 2 if scale == "mini" else side
+    side //= {common.SMOKE: 4, "mini": 2}.get(scale, 1)
+    model = "resnet8" if scale == common.SMOKE else model
     recipe = Recipe(momentum=0.9, weight_decay=1e-3, batch=BATCH, norm="batch")
     return Task(ModelConfig(model), recipe, (3, side, side), classes, rounds=2500, ratios=ratios)

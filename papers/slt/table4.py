@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import shared
-
-from sizewise.methods.slt import SLT
+from shared import common, inside
 
 
 @dataclass(frozen=True)
@@ -71,38 +70,33 @@ TABLES = (
 
 def main() -> None:
     """Search all tables and write them beside the published ones."""
-    scale = shared.scale(__doc__, "paper")
-    summary = [
-        "| | constraint | layers | N, paper | N, public code | N, ours | largest difference in s "
-        "| public code's share of the budget, % |",
-        "|---" * 8 + "|",
-    ]
-    heads = ["| | channels of | public code | ours |", "|---|---|---|---|"]
-    for known in TABLES:
-        method = SLT(shared.task(known.model, scale, known.ratio), SLT.Options(assign="ratio"))
-        ours = method.table[1:]
+    scale = common.scale(__doc__, "paper")
+    steps = ("N, paper", "N, public code", "N, ours", "largest difference in s")
+    shares_head = "public code's share of the budget, %"
+    summary = common.table("", "constraint", "layers", *steps, shares_head)
+    heads = common.table("", "channels of", "public code", "ours")
+    for known in [TABLES[2]] if scale == common.SMOKE else TABLES:
+        method = inside.heads(shared.task(known.model, scale, known.ratio), known.ratio)
+        ours = method.widths
         published = known.widths if scale == "paper" else ()
         pairs = list(zip(published, ours, strict=False))
         cells = ["-", "-", f"{len(ours)}", "-", "-"]
         if published:
             apart = max(abs(theirs - width) for theirs, width in pairs)
             part = "" if len(published) == known.steps else f" (step {len(published)} only)"
-            budget = method.counted(known.ratio)
-            shares = (
-                100 * method.bytes_of(n, n - 1, s) / budget for n, s in enumerate(published, 1)
-            )
+            shares = (100 * method.share(n, s) for n, s in enumerate(published, 1))
             cells = [str(known.printed or "-"), str(known.steps), cells[2], f"{apart:.3f}{part}"]
             cells.append(" ".join(f"{share:.0f}" for share in shares))
         name = f"{known.model}, {known.ratio:g}"
         summary.append(f"| {name.replace(', ', ' | ')} | {method.layers} | {' | '.join(cells)} |")
         # As the public code rounds: down, and to at least one channel.
-        theirs = " ".join(str(max(1, int(s * method.largest))) for s in published)
+        theirs = " ".join(str(max(1, int(s * method.channels))) for s in published)
         if published and len(published) < known.steps:
             theirs += " ..."
-        found = " ".join(str(round(s * method.largest)) for s in ours)
-        heads.append(f"| {name} | {method.largest} | {theirs or '-'} | {found} |")
+        found = " ".join(str(round(s * method.channels)) for s in ours)
+        heads.append(f"| {name} | {method.channels} | {theirs or '-'} | {found} |")
         print(summary[-1], flush=True)
-    shared.write([*summary, "", *heads], shared.HERE / f"table4.{scale}.md")
+    common.write([*summary, "", *heads], common.target(__file__, scale, "md"))
 
 
 if __name__ == "__main__":

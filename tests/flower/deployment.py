@@ -77,8 +77,8 @@ class Deployment:
         if (pki := self._certificates) is not None:
             trust = ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.pem"]
             trust = [*trust, "--ssl-keyfile", pki / "server.key", "--enable-supernode-auth"]
-        place = ("--host", "127.0.0.1", "--port", str(self._port))
-        place = (*place, "--database", str(self._folder / "superlink.db"))
+        place = ["--host", "127.0.0.1", "--port", str(self._port)]
+        place += ["--database", str(self._folder / "superlink.db")]
         process = self.start("superlink", "flower-superlink", *trust, *place)
         self.wait_for(self._listening, "the SuperLink to listen", process)
         return process

@@ -1,0 +1,47 @@
+"""Runs programs of `papers/` and `benchmarks/` here, where torch has been imported already."""
+
+import gc
+import re
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (str(ROOT / "papers"), str(ROOT / "benchmarks"))
+
+
+class Failed(Exception):
+    """A program ended with a code other than 0, or with a message."""
+
+
+def run(script: Path, *arguments: str | Path) -> None:
+    """Run a program as if by `python SCRIPT ARGUMENT...`; fail if it does not end well."""
+    argv, path, known = sys.argv, list(sys.path), set(sys.modules)
+    sys.argv = [str(script), *map(str, arguments)]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise Failed(f"{script.name}: {end.code}") from end
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        # Folders have modules of the same names: `shared`, `common`.
+        for name in set(sys.modules) - known:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(FOLDERS):
+                del sys.modules[name]
+        gc.collect()  # What a script leaves goes while its own test runs.
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Return the cells of all Markdown tables but for their lines; fail if one is incomplete."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|$\n?)+", text, re.M):
+        head, line, *rows = [row[1:-1].split("|") for row in block.splitlines()]
+        assert set(line) == {"---"}, block
+        assert rows, block
+        assert {len(row) for row in rows} == {len(head)} == {len(line)}, block
+        assert "nan" not in block, block
+        found.append([[cell.strip() for cell in row] for row in (head, *rows)])
+    assert found, text
+    return found
