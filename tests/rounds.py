@@ -6,7 +6,9 @@ from dataclasses import replace
 from sizewise.engines.device_runner import DeviceRunner
 from sizewise.engines.local import LocalEngine
 from sizewise.exchange.plan import Update
+from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
+from sizewise.exchange.view import check
 from sizewise.fleet.devices import Device
 
 
@@ -19,8 +21,10 @@ def do_round(
     updates: list[Update] = []
     for update in LocalEngine(runner).train(state, plans):
         assert isinstance(update, Update), update
-        method.check(state, update)
+        view = method.submodels.view(update.plan.submodel)
+        check(update.tensors, with_rows(view, update.rows, state.tensors), state.tensors)
+        method.traffic(update.plan, update.samples).check(update.sample_payload)
         updates.append(update)
     merged = method.merge(state, updates)
-    kept = {**state.devices, **{u.plan.device: u.memory for u in updates if u.memory}}
-    return replace(merged, devices=kept), updates
+    kept = {u.plan.device: u.device_state for u in updates if u.device_state}
+    return replace(merged, devices={**state.devices, **kept}), updates

@@ -98,7 +98,7 @@ def table(cls: type, own: bool = False) -> Iterator[str]:
         cls: A dataclass.
         own: Leave out keys that are tables; they have headings of their own.
     """
-    words, hints = descriptions(cls), typing.get_type_hints(cls, include_metadata=True)
+    words, hints = descriptions(cls), typing.get_type_hints(cls, include_extras=True)
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for field in dataclasses.fields(cls):

@@ -46,7 +46,7 @@ class BudgetTooSmall(SizewiseError):
     def __init__(self, budget: int, needed: int, what: str) -> None:
         super().__init__(
             f"{what} needs {needed:,} bytes, the device has {budget:,}; "
-            f"give it at least {needed:,} bytes or choose a method that trains smaller pieces"
+            f"give it at least {needed:,} bytes or choose a method that trains smaller submodels"
         )
         self.budget = budget
         self.needed = needed

@@ -32,17 +32,17 @@ def test_everybody_trains_the_depth_of_the_weakest() -> None:
     state = method.setup()
     for memory in method.task.budgets:
         plan = method.plan(state, Device(0, "any", memory), 0)
-        assert plan.submodel == Depth((2,))
-    assert list(method.sizes(state)) == [Depth((2,))]
+        assert plan.submodel == Depth((2,), "exit 2")
+    assert list(method.sizes(state)) == [Depth((2,), "exit 2")]
     # Nothing else is on the server.
     assert not [name for name in state.tensors if name.startswith(("blocks.2.", "head."))]
 
 
 def test_one_byte_less_is_one_depth_less_and_too_little_is_refused() -> None:
     method = made(lambda costs: (costs[1] - 1, None))
-    assert method.main == Depth((1,))
+    assert method.main == Depth((1,), "exit 1")
     method = made(lambda costs: (costs[0] - 1, costs[1]))
-    assert method.main == Depth((2,))
+    assert method.main == Depth((2,), "exit 2")
     with pytest.raises(BudgetTooSmall):
         method.plan(method.setup(), Device(0, "weak", method.task.budgets[0]), 0)
 

@@ -82,8 +82,10 @@ def test_first_round_starts_from_the_common_weights(
 def test_every_device_that_trained_is_deployed(runner: DeviceRunner) -> None:
     state = runner.method.setup()
     assert list(runner.method.deploy(state)) == ["full"]
-    kept = {device: train(runner, state, device, 0).device_state for device in (2, 0)}
-    deployed = runner.method.deploy(replace(state, devices=kept))
+    updates = [train(runner, state, device, 0) for device in (2, 0)]
+    kept = {update.plan.device: update.device_state for update in updates}
+    merged = runner.method.merge(state, updates)
+    deployed = runner.method.deploy(replace(merged, devices=kept))
     assert list(deployed) == ["device 0", "device 2"]
     for device, device_state in kept.items():
         found = deployed[f"device {device}"].fill().state_dict()

@@ -47,25 +47,25 @@ class CoverageMean:
         for local, tensor in update.items():
             self._add_tensor(view[local], tensor, weight)
 
-    def _add_tensor(self, slot: TensorSlice, tensor: Tensor, weight: float) -> None:
-        old = self._tensors[slot.name]
+    def _add_tensor(self, place: TensorSlice, tensor: Tensor, weight: float) -> None:
+        old = self._tensors[place.name]
         if not old.is_floating_point():
             # Counters such as num_batches_tracked: the furthest one is the useful one.
-            best = self._sums.setdefault(slot.name, old.clone())
-            place = ... if slot.index is None else grid(slot.index, old.shape)
-            best[place] = torch.maximum(best[place], tensor)
+            best = self._sums.setdefault(place.name, old.clone())
+            at = ... if place.index is None else grid(place.index, old.shape)
+            best[at] = torch.maximum(best[at], tensor)
             return
-        if slot.name not in self._sums:
-            self._sums[slot.name] = torch.zeros_like(old)
-            self._weights[slot.name] = _Weights(old)
-        if slot.name not in self._moved and not torch.equal(slot.read(self._tensors), tensor):
-            self._moved.add(slot.name)
-        total = self._sums[slot.name]
-        if slot.index is None:
+        if place.name not in self._sums:
+            self._sums[place.name] = torch.zeros_like(old)
+            self._weights[place.name] = _Weights(old)
+        if place.name not in self._moved and not torch.equal(place.read(self._tensors), tensor):
+            self._moved.add(place.name)
+        total = self._sums[place.name]
+        if place.index is None:
             total.add_(tensor, alpha=weight)
         else:
-            _add_at(slot.index, total, tensor, weight)
-        self._weights[slot.name].add(slot.index, weight)
+            _add_at(place.index, total, tensor, weight)
+        self._weights[place.name].add(place.index, weight)
 
     def result(self) -> dict[str, Tensor]:
         """Return all server tensors: means where somebody changed them, else the old ones."""

@@ -1,6 +1,6 @@
 """What travels between the server and a device: plans out, updates or refusals back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,6 +153,13 @@ class Update:
     device_state: Mapping[str, Tensor] = field(default_factory=dict)
     rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
     sample_payload: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def observed(updates: Iterable[Update], look: Callable[[Update], None]) -> Iterator[Update]:
+    """Yield updates as they come, each after it was looked at."""
+    for update in updates:
+        look(update)
+        yield update
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ def with_rows(view: View, rows: Mapping[str, Sequence[int]], tensors: Tensors) -
 def _narrowed(view: View, name: str, rows: Sequence[int], tensors: Tensors) -> TensorSlice:
     if name not in view:
         raise UpdateRefused(f"rows of {name!r} came, a tensor that was never sent to this device")
-    slot = view[name]
-    shape = tensors[slot.name].shape
-    index = slot.index or (slice(None),) * len(shape)
+    place = view[name]
+    shape = tensors[place.name].shape
+    index = place.index or (slice(None),) * len(shape)
     count = shape[0] if index and index[0] == slice(None) else 0
     listed = list(rows) if isinstance(rows, list | tuple) else []
     known = {row for row in listed if type(row) is int and 0 <= row < count}
@@ -39,4 +39,4 @@ def _narrowed(view: View, name: str, rows: Sequence[int], tensors: Tensors) -> T
         raise UpdateRefused(
             f"the rows {rows!r:.99} of {name!r} came, expected distinct rows of {count}"
         )
-    return TensorSlice(slot.name, (torch.tensor(rows, dtype=torch.int64), *index[1:]))
+    return TensorSlice(place.name, (torch.tensor(rows, dtype=torch.int64), *index[1:]))

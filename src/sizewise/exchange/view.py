@@ -1,9 +1,9 @@
 """Views: where a device's tensors live among the server's tensors.
 
-A view maps each tensor that a device holds to a slot: a server tensor and, for each dimension,
+A view maps each tensor that a device holds to a slice: a server tensor and, for each dimension,
 which entries of it. `cut` reads a device's tensors through a view; `merge` writes them back through
 the same view. Everything that methods do to a model (narrow it, drop blocks, keep some tensors
-apart for each size) is a choice of slots.
+apart for each size) is a choice of slices.
 """
 
 import math
@@ -36,16 +36,16 @@ class TensorSlice:
     index: Index | None = None
 
     def read(self, tensors: Tensors) -> Tensor:
-        """Return the entries of this slot: the tensor itself, a strided view, or a copy."""
-        piece = tensors[self.name]
+        """Return the entries of this slice: the tensor itself, a strided view, or a copy."""
+        entries = tensors[self.name]
         if self.index is None:
-            return piece
-        piece = piece[slices(self.index)]
+            return entries
+        entries = entries[slices(self.index)]
         # One dimension after the other is several times faster than one index over all of them.
         for dim, part in enumerate(self.index):
             if isinstance(part, Tensor):
-                piece = piece.index_select(dim, part)
-        return piece
+                entries = entries.index_select(dim, part)
+        return entries
 
     def shape(self, tensors: Tensors) -> tuple[int, ...]:
         """Return the shape of what `read` gives, without reading it."""
@@ -59,7 +59,7 @@ class TensorSlice:
 
 
 View = Mapping[str, TensorSlice]
-"""A device's tensor names and the slots they fill."""
+"""A device's tensor names and the slices they fill."""
 
 
 def slices(index: Index) -> tuple[slice, ...]:
@@ -91,7 +91,7 @@ def whole(names: Mapping[str, object] | list[str]) -> dict[str, TensorSlice]:
 
 def cut(tensors: Tensors, view: View) -> dict[str, Tensor]:
     """Return a device's tensors by their local names; whole tensors are not copied."""
-    return {local: slot.read(tensors) for local, slot in view.items()}
+    return {local: place.read(tensors) for local, place in view.items()}
 
 
 def size_in_bytes(tensors: Tensors) -> int:
@@ -102,7 +102,8 @@ def size_in_bytes(tensors: Tensors) -> int:
 def view_in_bytes(view: View, tensors: Tensors) -> int:
     """Return what a view's tensors weigh on the wire, without cutting them."""
     return sum(
-        math.prod(slot.shape(tensors)) * tensors[slot.name].element_size() for slot in view.values()
+        math.prod(place.shape(tensors)) * tensors[place.name].element_size()
+        for place in view.values()
     )
 
 
@@ -117,8 +118,8 @@ def check(update: Tensors, view: View, tensors: Tensors) -> None:
     for local, tensor in update.items():
         if local not in view:
             raise UpdateRefused(f"tensor {local!r} was never sent to this device")
-        slot = view[local]
-        _check_tensor(local, tensor, slot.shape(tensors), tensors[slot.name].dtype)
+        place = view[local]
+        _check_tensor(local, tensor, place.shape(tensors), tensors[place.name].dtype)
 
 
 def check_sample_payload(shared: Tensors, expected: Tensors) -> None:

@@ -6,7 +6,7 @@ server whatever the depth of the model that they are in, so what is common is me
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,11 +32,16 @@ class Depth(Submodel):
 
     Attributes:
         stops: The number of blocks before each exit that it has, ascending; it ends with the last.
-        label: What people call it.
+        label: What people call it, and the server what it keeps for it alone.
     """
 
     stops: tuple[int, ...]
-    label: str = field(default="", compare=False)
+    label: str = ""
+
+    @property
+    def shape_key(self) -> "Depth":
+        """Shapes do not depend on the label."""
+        return Depth(self.stops)
 
     @property
     def blocks(self) -> int:
@@ -58,10 +63,6 @@ class DepthSubmodels(Submodels):
             name: TensorSlice(first.get(name.removeprefix("model."), name))
             for name in own_tensors(self.module(submodel))
         }
-
-    def kept(self, submodel: Depth) -> None:
-        """Nothing is cut by width."""
-        return
 
 
 @dataclass(frozen=True)

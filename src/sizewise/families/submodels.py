@@ -56,7 +56,7 @@ class Submodels:
 
     def build(self, submodel: Any) -> nn.Module:
         """Build a fresh model of a submodel's shapes."""
-        return self.task.build(submodel.width)
+        return self.task.build(_width(submodel))
 
     def slices(self, submodel: Any) -> View:
         """Return where each tensor of a submodel lives; `view` remembers it."""
@@ -73,7 +73,7 @@ class Submodels:
 
     def kept(self, submodel: Any) -> Kept | None:
         """Return the channels that a submodel keeps of each group; None if it is not cut."""
-        return self.task.kept(submodel.width)
+        return self.task.kept(_width(submodel))
 
     def traced(self, submodels: Iterable[Submodel]) -> Channels | None:
         """Return the channels that some of these are cut from; None if none is cut."""
@@ -152,3 +152,9 @@ class Submodels:
         # What is kept apart for each submodel is the same parameter in all of them.
         names = {shared_name(name) for name in found}
         return [name for name in state.tensors if shared_name(name) in names]
+
+
+def _width(submodel: Submodel) -> float:
+    """Return the ratio of channels of a submodel; where it says nothing of it, all."""
+    width: float = getattr(submodel, "width", 1.0)
+    return width

@@ -51,7 +51,7 @@ class OutOfBudget(SizewiseError):
         return (
             f"out of budget: {self.live:,} bytes are live and the device has {self.budget:,}, "
             f"when {self.op} in {self.layer} made a {self.dtype} tensor of shape {self.shape}; "
-            "plan a smaller piece or batch, or give the device more bytes"
+            "plan a smaller submodel or batch, or give the device more bytes"
         )
 
 

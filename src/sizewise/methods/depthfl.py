@@ -25,7 +25,7 @@ Discloses: the trained weights of each device, to the server.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import exp
@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, TrainingStage, Update
+from sizewise.exchange.plan import Plan, TrainingStage, Update, observed
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors
 from sizewise.families import feddyn
@@ -129,13 +129,11 @@ class DepthFL(Prefixwise):
         """Return the next state; with FedDyn, corrected where somebody trained."""
         counts = Counter[str]()
 
-        def counted() -> Iterator[Update]:
-            for update in updates:
-                view = self.submodels.view(update.plan.submodel)
-                counts.update(view[name].name for name in update.tensors)
-                yield update
+        def count(update: Update) -> None:
+            view = self.submodels.view(update.plan.submodel)
+            counts.update(view[name].name for name in update.tensors)
 
-        merged = super().merge(state, counted())
+        merged = super().merge(state, observed(updates, count))
         if not self.options.feddyn:
             return merged
         names = self.submodels.parameters(state, self.main)

@@ -4,8 +4,8 @@ Caldas, Konecny, McMahan, Talwalkar: "Expanding the Reach of Federated Learning 
 Resource Requirements", 2018 (https://arxiv.org/abs/1812.07210); for devices of different width as
 in SLT's baseline "FD".
 
-    device k:  a piece of width m keeps m random channels of every group
-    server:    each entry of w <- mean over the devices whose piece holds it; others stay
+    device k:  a submodel of width m keeps m random channels of every group
+    server:    each entry of w <- mean over the devices whose submodel holds it; others stay
 
 Layers along one residual stream share their subset. `subsets` says how many there are: a fresh one
 for each device and round; one for all devices of a round; or a pool of them, drawn at the start,

@@ -3,8 +3,8 @@
 Alam, Liu, Yan, Zhang: "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
 Extraction", NeurIPS 2022 (https://arxiv.org/abs/2212.01548).
 
-    round t:   a piece of width m keeps the channels (t + i) mod W, i < m, of every layer
-    server:    each entry of w <- mean over the devices whose piece holds it; others stay
+    round t:   a submodel of width m keeps the channels (t + i) mod W, i < m, of every layer
+    server:    each entry of w <- mean over the devices whose submodel holds it; others stay
 
 So the server's model can be larger than any device's, and all of it is trained in turn. Not quite
 all: layers of equal width roll in lockstep, and weights between channels that are never in one

@@ -4,7 +4,7 @@ Diao, Ding, Tarokh: "HeteroFL: Computation and Communication Efficient Federated
 Heterogeneous Clients", ICLR 2021 (https://arxiv.org/abs/2010.01264).
 
     device k:  w_k <- SGD on the model whose layers keep the first ceil(r_k W) of W channels
-    server:    each entry of w <- mean over the devices whose piece holds it; others stay
+    server:    each entry of w <- mean over the devices whose submodel holds it; others stay
 
 The published code also divides by r_k before each norm in training (`scaler = "norm"`), ignores the
 classes that a device does not own (`mask_labels`), clips gradients to 1 (`recipe.clip`), counts all

@@ -16,21 +16,21 @@ Evaluated as the mean over the models of all devices that have trained so far.
 Discloses: nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import nn
 
-from sizewise.common.structure import build, plain
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import Plan, Submodel, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors, cut
-from sizewise.families.base import Deployed, Method
+from sizewise.families.base import Method
 from sizewise.families.options import acts_only
+from sizewise.families.own_models import Holdings, OwnModels
 from sizewise.families.prefixwise import Prefixwise
 from sizewise.families.submodels import Submodels
 from sizewise.families.widthwise import Widthwise
@@ -40,14 +40,7 @@ from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """What the server notes: the submodel of each device, as plain values, by its number."""
-
-    submodels: Mapping[str, Any]
-
-
-class Local(Method):
+class Local(OwnModels):
     """Training without a federation."""
 
     discloses = frozenset[str]()
@@ -131,41 +124,14 @@ class Local(Method):
         update = super().train(plan, {**tensors, **device_state}, shard, {})
         return replace(update, tensors={}, device_state=update.tensors)
 
-    # ---- the server, after a round
-
-    def merge(self, state: State, updates: Iterable[Update]) -> State:
-        """Return the same tensors, and who has which size."""
-        held = dict(state.facts(Holdings).submodels)
-
-        def noted() -> Iterator[Update]:
-            for update in updates:
-                held[str(update.plan.device)] = plain(update.plan.submodel)
-                yield update
-
-        return super().merge(state, noted()).noting(Holdings(held))
-
     # ---- what people run
 
-    def deploy(self, state: State) -> Mapping[str, Deployed]:
-        """Return every device's own model; before any has trained, the common start."""
-        if not state.devices:
-            return super().deploy(state)
-        held = state.facts(Holdings).submodels
-        kind = self.family.submodel_type
-        models = {
-            n: build(kind, held[str(n)]) if str(n) in held else self.main for n in state.devices
-        }
-        return {
-            f"device {n}{f' ({models[n].label})' if self.options.sizes != 'one' else ''}": Deployed(
-                partial(self._model, state, models[n], n), n
-            )
-            for n in sorted(models)
-        }
-
-    def _model(self, state: State, submodel: Submodel, number: int) -> nn.Module:
+    def own_model(self, state: State, submodel: Any, device_state: Tensors) -> nn.Module:
+        """Return a device's model; at first, the common start."""
         common = cut(state.tensors, self.submodels.view(submodel))
-        return self.submodels.copy(submodel).load({**common, **state.devices[number]})
+        return self.submodels.copy(submodel).load({**common, **device_state})
 
-    def summary_metric(self, sizes: Mapping[str, float]) -> float:
-        """Return the mean accuracy over the devices."""
-        return sum(sizes.values()) / len(sizes)
+    def name_of(self, number: int, submodel: Submodel) -> str:
+        """Return what people call a device's model; where all have one size, without it."""
+        alike = self.options.sizes == "one"
+        return f"device {number}" if alike else super().name_of(number, submodel)

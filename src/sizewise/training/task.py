@@ -191,8 +191,8 @@ class Task:
         own = {} if module is None else module.state_dict()
         if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
             return given
-        slots = shrinking.view(self.channels, selection.keep_like(self.channels, own))
-        return {name: slots[name].read(given) for name in given}
+        places = shrinking.view(self.channels, selection.keep_like(self.channels, own))
+        return {name: places[name].read(given) for name in given}
 
     def norm(self, channels: int) -> nn.Module:
         """Return a batch norm that follows the recipe's policy."""

@@ -176,10 +176,6 @@ class BlockSubmodels(Submodels):
         inner = {name: name.partition(".")[2] for name in names if name.startswith("model.")}
         return {name: main[inner[name]] if name in inner else TensorSlice(name) for name in names}
 
-    def kept(self, submodel: Any) -> None:
-        """Nothing is cut by width."""
-        return
-
     def parameters(self, state: State, main: Submodel) -> list[str]:
         """Return the names of the parameters, those of exits included."""
         statistics = ("running_mean", "running_var", "num_batches_tracked")

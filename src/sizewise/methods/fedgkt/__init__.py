@@ -117,10 +117,6 @@ class Sides(Submodels):
         head = nn.Sequential(*(model.get_submodule(path) for path in parts.head))
         return Staged(nn.Identity(), blocks, head)
 
-    def kept(self, submodel: Any) -> None:
-        """Nothing is cut by width."""
-        return
-
     def slices(self, submodel: Any) -> View:
         """Return the server's tensors for the server; devices see none of them."""
         return whole({} if submodel.client else own_tensors(self.pattern(submodel)))
@@ -183,7 +179,7 @@ class FedGKT(Method):
             )
         if task.recipe.norm in ("per_width_stats", "per_submodel"):
             raise ConfigError(
-                f"recipe.norm = {task.recipe.norm!r} is for pieces of one model; "
+                f"recipe.norm = {task.recipe.norm!r} is for submodels of one model; "
                 f"with fedgkt use 'batch', 'sbn' or 'tracked'"
             )
 

@@ -31,7 +31,7 @@ Discloses: the trained e and c of each device and, unless `rule = "none"`, early
 of its samples, to the server and through it to other devices. `clip` and `noise` blur them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -41,7 +41,7 @@ from torch import Tensor
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, TrainingStage, Update, Work
+from sizewise.exchange.plan import Plan, TrainingStage, Update, Work, observed
 from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors
@@ -219,15 +219,13 @@ class FedIN(Architectures):
         """Return the mean of the ends, and a store with the newest pairs of each device."""
         store = {n: t for n, t in state.server_state.items() if n.startswith((EARLY, LATE))}
 
-        def stored() -> Iterator[Update]:
-            for update in updates:
-                for name, rows in update.sample_payload.items():
-                    key = f"{name}/{update.plan.device}"
-                    known = [store[key]] if key in store else []
-                    store[key] = torch.cat([*known, rows])[-self.options.keep * len(rows) :].clone()
-                yield update
+        def keep(update: Update) -> None:
+            for name, rows in update.sample_payload.items():
+                key = f"{name}/{update.plan.device}"
+                known = [store[key]] if key in store else []
+                store[key] = torch.cat([*known, rows])[-self.options.keep * len(rows) :].clone()
 
-        merged = super().merge(state, stored())
+        merged = super().merge(state, observed(updates, keep))
         return replace(merged, server_state={**merged.server_state, **store})
 
 

@@ -5,9 +5,8 @@ them, a device keeps to itself from round to round. A device has the model that 
 (`fleet.group.model`); else the costliest of `models` that fits its bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,8 @@ from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.plan import Submodel, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, cut, whole
-from sizewise.families.base import Deployed, Method
+from sizewise.families.base import Method
+from sizewise.families.own_models import Holdings, OwnModels
 from sizewise.families.submodels import Submodels
 from sizewise.fleet.devices import Device
 from sizewise.memory.packing import largest_fitting
@@ -66,10 +66,6 @@ class Different(Submodels):
         """Build a fresh model of an architecture."""
         return self.task_of(submodel).build()
 
-    def kept(self, submodel: Any) -> None:
-        """Nothing is cut by width."""
-        return
-
     def slices(self, submodel: Any) -> View:
         """Return the stem and the head; nothing if devices keep theirs."""
         parts, own = self.task_of(submodel).parts, own_tensors(self.pattern(submodel))
@@ -90,14 +86,7 @@ class Different(Submodels):
         return {name: str(tuple(shape)) for name, shape in shapes.items()}
 
 
-@dataclass(frozen=True)
-class Owners:
-    """What the server notes: the model of each device that has trained, by the device's number."""
-
-    models: Mapping[str, str]
-
-
-class Architectures(Method):
+class Architectures(OwnModels):
     """FedAvg of the stem and the head of different models."""
 
     own_models = True
@@ -121,7 +110,7 @@ class Architectures(Method):
         super().__init__(task, options)
         if task.recipe.norm in ("per_width_stats", "per_submodel"):
             raise ConfigError(
-                f"recipe.norm = {task.recipe.norm!r} is for pieces of one model, and devices have "
+                f"recipe.norm = {task.recipe.norm!r} is for submodels of one model, and devices have "
                 f"different ones here; use 'batch', 'sbn' or 'tracked'"
             )
         if task.model.weights is not None:
@@ -177,18 +166,8 @@ class Architectures(Method):
                     )
         fresh = own_tensors(self.submodels.pattern(self.main))
         ends = self.submodels.view(self.main)
-        return State({name: fresh[name].detach().clone() for name in ends}).noting(Owners({}))
-
-    def merge(self, state: State, updates: Iterable[Update]) -> State:
-        """Return the mean of the ends, and who has which model."""
-        models = dict(state.facts(Owners).models)
-
-        def noted() -> Iterator[Update]:
-            for update in updates:
-                models[str(update.plan.device)] = update.plan.submodel.label
-                yield update
-
-        return super().merge(state, noted()).noting(Owners(models))
+        state = State({name: fresh[name].detach().clone() for name in ends})
+        return state.noting(Holdings({}))
 
     # ---- the device
 
@@ -216,23 +195,7 @@ class Architectures(Method):
 
     # ---- what people run
 
-    def deploy(self, state: State) -> dict[str, Deployed]:
-        """Return every device's own model; before any has trained, that of the config."""
-        models = {int(number): name for number, name in state.facts(Owners).models.items()}
-        if not models:
-            return {self.main.label: Deployed(partial(self._model, state, self.main, None))}
-        return {
-            f"device {number} ({models[number]})": Deployed(
-                partial(self._model, state, Architecture(models[number]), number), number
-            )
-            for number in sorted(models)
-        }
-
-    def _model(self, state: State, submodel: Architecture, number: int | None) -> nn.Module:
-        remembered = {} if number is None else state.devices.get(number, {})
+    def own_model(self, state: State, submodel: Any, device_state: Tensors) -> nn.Module:
+        """Return a device's model: the server's ends around its own layers."""
         received = cut(state.tensors, self.submodels.view(submodel))
-        return self.submodels.copy(submodel).load(self.start(submodel, received, remembered))
-
-    def summary_metric(self, sizes: Mapping[str, float]) -> float:
-        """Return the mean accuracy over the devices."""
-        return sum(sizes.values()) / len(sizes)
+        return self.submodels.copy(submodel).load(self.start(submodel, received, device_state))

@@ -8,7 +8,7 @@ their submodels; `published` has NeFL's tables (docs/methods/nefl.md).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from sizewise.common.widths import scaled_to_heads
@@ -25,12 +25,17 @@ class Scaled(Submodel):
     Attributes:
         width: Ratio of channels.
         blocks: Numbers of the blocks, ascending; None is all of them.
-        label: What people call it.
+        label: What people call it, and the server what it keeps for it alone.
     """
 
     width: float = 1.0
     blocks: tuple[int, ...] | None = None
-    label: str = field(default="full", compare=False)
+    label: str = "full"
+
+    @property
+    def shape_key(self) -> "Scaled":
+        """Shapes do not depend on the label."""
+        return Scaled(self.width, self.blocks)
 
 
 def scaled(share: float, scaling: Scaling, stages: Sequence[range]) -> Scaled:
