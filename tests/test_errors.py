@@ -26,6 +26,6 @@ def test_budget_too_small_says_what_would_do() -> None:
     error = BudgetTooSmall(1000, 2500, "one training step of the full model")
     assert str(error) == (
         "one training step of the full model needs 2,500 bytes, the device has 1,000; "
-        "give it at least 2,500 bytes or choose a method that trains smaller pieces"
+        "give it at least 2,500 bytes or choose a method that trains smaller submodels"
     )
     assert (error.budget, error.needed) == (1000, 2500)

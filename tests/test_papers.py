@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from programs import ROOT, Failed, run, tables
 from sizewise import config
 
-# `LowMemoryInference`, which a script uses by itself, leaves the end of its folder to the garbage collector.
+# `LowMemoryInference`, used by itself, leaves the end of its folder to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 
 PAPERS = ROOT / "papers"

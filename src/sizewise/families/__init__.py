@@ -1,6 +1,7 @@
-"""What methods share: `base.Method`, which is FedAvg, and a base for each family.
+"""What methods share: `base.Method`, which is FedAvg, its helpers, and a base for each family.
 
-`widthwise` cuts channels, `scalewise` channels and blocks, `stepwise` widens layer by layer,
-`depthwise` trains some blocks at a time, `prefixwise` the first blocks, `architectures` lets
-devices have models of their own. A single method is a file in `methods`. Imports all rooms below.
+`submodels` builds models and says where their tensors live, `costs` predicts what a step takes,
+`trainer` trains a plan's stages. `widthwise` cuts channels, `nested` has narrower models inside one,
+`prefixwise` keeps the first blocks, `own_models` leaves models with their devices. What a single
+method needs is in `methods`. Imports all rooms below.
 """

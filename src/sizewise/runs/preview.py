@@ -1,4 +1,4 @@
-"""What a run would do: for each device class its submodel, its bytes and its work. Trains nothing."""
+"""What a run would do: each device class's submodel, bytes and work. Trains nothing."""
 
 from dataclasses import replace
 from typing import Any

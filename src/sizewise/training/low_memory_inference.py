@@ -2,8 +2,8 @@
 
 A device that trains a model block by block should also be able to run it. `LowMemoryInference`
 looks like the model, but holds only one of its parts at a time; what the part makes of a batch goes
-to a file, from which the next part reads. Where a sample's result does not depend on the batch it is in, a
-part works on as few samples at a time as the budget asks for.
+to a file, from which the next part reads. Where a sample's result does not depend on the batch it
+is in, a part works on as few samples at a time as the budget asks for.
 """
 
 import tempfile

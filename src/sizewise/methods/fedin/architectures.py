@@ -110,8 +110,8 @@ class Architectures(OwnModels):
         super().__init__(task, options)
         if task.recipe.norm in ("per_width_stats", "per_submodel"):
             raise ConfigError(
-                f"recipe.norm = {task.recipe.norm!r} is for submodels of one model, and devices have "
-                f"different ones here; use 'batch', 'sbn' or 'tracked'"
+                f"recipe.norm = {task.recipe.norm!r} is for submodels of one model, and devices "
+                f"have different ones here; use 'batch', 'sbn' or 'tracked'"
             )
         if task.model.weights is not None:
             raise ConfigError(
