@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sizewise.common.structure import Bytes, build, format_bytes, nearest, parse_bytes, plain
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, Submodel, TrainingStage
+from sizewise.exchange.plan import Plan, TrainingStage, read_plan
+from sizewise.methods.fedepth.blocks import Blocks, Run, TakenApart
 
 UNITS = {"": 1, "B": 1, "k": 10**3, "KB": 10**3, "MB": 10**6, "mb": 10**6, "GB": 10**9}
 BINARY = {"KiB": 2**10, "MiB": 2**20, "mib": 2**20, "GiB": 2**30}
@@ -134,20 +135,21 @@ def test_plain_leaves_out_none_and_init_false_comes_back() -> None:
     assert plain({1: (Inner("x"), None)}) == {"1": [{"name": "x", "flag": False}, None]}
 
 
+numbers = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+blocks = st.builds(Blocks, numbers, numbers, st.booleans(), st.booleans(), st.none() | st.just(4))
 stages = st.builds(
     TrainingStage,
     st.floats(0, 1),
     st.integers(1, 9),
     st.none() | st.lists(st.text(max_size=4), max_size=3).map(tuple),
-    st.text(max_size=4),
+    st.builds(Run, st.none() | blocks, st.lists(blocks, max_size=2).map(tuple)),
 )
-cuts = st.dictionaries(st.text(max_size=4), st.integers() | st.text() | st.lists(st.integers()))
 plans = st.builds(
     Plan,
     st.integers(0),
     st.integers(0),
     st.text(),
-    st.builds(Submodel, st.text(), cuts),
+    st.builds(TakenApart, st.booleans(), numbers, st.integers(0, 3), st.text()),
     st.lists(stages, max_size=3).map(tuple),
     st.none() | st.integers(1),
     st.none() | st.integers(1),
@@ -156,4 +158,4 @@ plans = st.builds(
 
 @given(plans)
 def test_plan_survives_json(plan: Plan) -> None:
-    assert build(Plan, json.loads(json.dumps(plain(plan)))) == plan
+    assert read_plan(json.loads(json.dumps(plain(plan))), TakenApart, Run) == plan

@@ -27,7 +27,7 @@ def test_the_example_prints_what_the_page_says(capsys: pytest.CaptureFixture[str
 
 
 def test_figures_of_preresnet20() -> None:
-    model = models.build("preresnet20", classes=10, input_shape=(3, 32, 32))
+    model = models.build("preresnet20", classes=10, image=(3, 32, 32))
     plain = predict(model, IMAGES).peak
     momentum = predict(model, IMAGES, optimizer=partial(Sgd, lr=0.1, momentum=0.9)).peak
     counted = accounting.summary(model, IMAGES).total
@@ -46,9 +46,7 @@ def test_figures_of_preresnet20() -> None:
 
 def test_figures_of_slt() -> None:
     found = [
-        accounting.hooks(
-            models.build("resnet20", classes=10, input_shape=(3, 32, 32), width=w), IMAGES
-        )
+        accounting.hooks(models.build("resnet20", classes=10, image=(3, 32, 32), width=w), IMAGES)
         for w in (1 / 8, 1 / 4, 1 / 2)
     ]
     first, second, third = (f"{size / MB:.1f}" for size in found)

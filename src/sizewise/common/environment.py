@@ -42,11 +42,7 @@ def environment() -> dict[str, str]:
 
 
 def drift(recorded: Mapping[str, str]) -> str | None:
-    """Return why a run that goes on here may end with other bits; None if it will not.
-
-    Args:
-        recorded: The environment that the run was started in.
-    """
+    """Return why a run may end with other bits than where it was recorded; None if it will not."""
     now = environment()
     changed = [
         f"{name} was {recorded[name] or 'not set'} and is {now[name] or 'not set'}"

@@ -36,10 +36,6 @@ def python_generator(seed: int, *purpose: str | int) -> random.Random:
     return random.Random(derive(seed, *purpose))  # noqa: S311  (a simulation, not a secret)
 
 
-def _gpus_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Run a block with torch's global generators seeded for one purpose, then put them back.
@@ -47,7 +43,8 @@ def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     For code that offers no generator argument: weight initialisation and dropout.
     """
     # torch.manual_seed would note a stack trace for every GPU that is not in use, each time.
-    gpus = range(torch.cuda.device_count()) if _gpus_in_use() else ()
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count()) if in_use else ()
     with torch.random.fork_rng(devices=gpus):
         torch.default_generator.manual_seed(derive(seed, *purpose))
         if gpus:

@@ -67,24 +67,22 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Return `cls` made from a mapping, checking every key and type on the way down.
+    """Return a dataclass made from a mapping, checking every key and type on the way down.
 
-    Args:
-        cls: A dataclass type.
-        values: What the user wrote.
-        where: The dotted path of `values`, for error messages.
+    Error messages name the dotted path of a value, which begins with `where`.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a table, not {values!r}")
     kinds = typing.get_type_hints(cls, include_extras=True)
-    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = [field.name for field in fields if field.init]
     for key in values:
         if key not in names:
             raise ConfigError(f"unknown key {_join(where, key)!r}; {nearest(key, names)}")
     chosen = {k: _convert(kinds[k], v, _join(where, k)) for k, v in values.items()}
     missing = [
         field.name
-        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        for field in fields
         if field.default is dataclasses.MISSING
         and field.default_factory is dataclasses.MISSING
         and field.name not in chosen

@@ -62,17 +62,8 @@ def scaled_growth(channels: int, growth: int, ratio: float, rule: str = "floor")
     """Return the new channels a dense layer adds to its input at a width ratio.
 
     It is a difference of running totals, not `scaled(growth)`, so that the sum over layers is the
-    scaled sum: the input of every later layer then has exactly `scaled(total)` channels.
-
-    Args:
-        channels: Input channels of the dense layer at ratio 1.
-        growth: New channels of the dense layer at ratio 1.
-        ratio: Fraction of the channels to keep.
-        rule: As in `scaled`.
-
-    Raises:
-        NoChannelLeft: As `scaled`, or the layer would add no channel.
-        ModelError: As `scaled`.
+    scaled sum: the input of every later layer then has exactly `scaled(total)` channels. At ratio
+    1 the layer adds `growth` channels to `channels`; all else is as in `scaled`.
     """
     kept = scaled(channels + growth, ratio, rule) - scaled(channels, ratio, rule)
     if kept == 0:
@@ -86,13 +77,7 @@ def scaled_growth(channels: int, growth: int, ratio: float, rule: str = "floor")
 def scaled_to_heads(dim: int, ratio: float, heads: int) -> int:
     """Return the width of an attention embedding at a ratio; as many heads, each of them thinner.
 
-    Args:
-        dim: Embedding width at ratio 1.
-        ratio: Fraction of the width to keep.
-        heads: Number of attention heads; the result is a multiple of it.
-
-    Raises:
-        ModelError: The ratio is not positive.
+    It is `dim` at ratio 1, and always a multiple of the heads.
     """
     _check_ratio(ratio)
     return max(math.ceil(dim * ratio / heads - _GUARD), 1) * heads

@@ -16,13 +16,6 @@ from sizewise.data.catalog import AUGMENTATIONS
 from sizewise.errors import ConfigError
 
 CHUNK = 1000
-_MOVES: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "flip": ("flip",),
-    "shift": ("crop",),
-    "crop-flip": ("crop", "flip"),
-    "crop-flip-cutout": ("crop", "flip", "cutout"),
-}
 
 
 @dataclass(frozen=True)
@@ -56,22 +49,17 @@ class Transform:
             )
 
     def __call__(self, images: Tensor, generator: Generator | None) -> Tensor:
-        """Augment and normalise a batch.
+        """Augment and normalise a batch, uint8 (B, C, H, W) to contiguous float32.
 
-        Args:
-            images: uint8, (B, C, H, W).
-            generator: Where the random moves come from; None, for evaluation, normalises only.
-
-        Returns:
-            float32, (B, C, H, W), contiguous.
+        Without a generator of random moves, for evaluation, it only normalises.
         """
         return self.normalise(images if generator is None else self.augment(images, generator))
 
     def augment(self, images: Tensor, generator: Generator) -> Tensor:
         """Return the images moved and mirrored at random, still as bytes: uint8, (B, C, H, W)."""
-        moves = _MOVES[self.policy]
-        if not moves:
+        if self.policy == "none":
             return images
+        moves = self.policy.replace("shift", "crop").split("-")
         batch, _, height, width = images.shape
         pad = height // 8 if self.pad is None else self.pad
         top = left = torch.full((batch,), pad)
@@ -153,17 +141,9 @@ def cutout(images: Tensor, side: int, row: Tensor, column: Tensor, blank: Tensor
 
 
 def augment_once(images: Tensor, transform: Transform, generator: Generator) -> Tensor:
-    """Augment a whole training set a single time, as FeDepth's Dirichlet runs did.
+    """Augment a whole training set, uint8 (N, C, H, W), once, as FeDepth's Dirichlet runs did.
 
-    Train on the result with ``dataclasses.replace(transform, policy="none")``.
-
-    Args:
-        images: uint8, (N, C, H, W).
-        transform: What to do.
-        generator: Where the random moves come from.
-
-    Returns:
-        uint8, (N, C, H, W), contiguous.
+    Train on the result, of the same shape, with ``dataclasses.replace(transform, policy="none")``.
     """
     # In chunks, because the index of a crop takes eight bytes per pixel.
     starts = range(0, len(images), CHUNK)

@@ -51,8 +51,7 @@ def read(path: Path) -> Dataset | None:
 def write(path: Path, dataset: Dataset) -> None:
     """Keep a data set; if that fails the run goes on without, and decodes again next time."""
     fields = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(dataset)}
-    tensors = {key: fields.pop(key) for key in _TENSORS if fields[key] is not None}
-    fields.pop("groups", None)
+    tensors = {key: value for key in _TENSORS if (value := fields.pop(key)) is not None}
     # Unique per thread, so that processes that start together do not write into one file.
     draft = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:

@@ -147,11 +147,7 @@ class Dataset:
         return torch.zeros(len(self.train_labels), dtype=torch.int64), 1
 
     def transform(self, policy: str = "none") -> Callable[[Tensor, Generator | None], Tensor]:
-        """Return what turns a batch of samples into what a model takes.
-
-        Args:
-            policy: How training images are augmented.
-        """
+        """Return what turns a batch of samples into what a model takes; policy: of augmentation."""
         if not self.vocabulary:
             return Transform(policy, self.mean, self.std)
         if policy != "none":
@@ -179,9 +175,8 @@ class Dataset:
             DataError: The data has a class that they do not have.
         """
         own = self.class_names
-        if own == names[: len(own)] or self.target == "score":
-            return replace(self, class_names=names)
-        if own == tuple(map(str, range(len(own)))) and len(own) <= len(names):
+        numbered = own == tuple(map(str, range(len(own)))) and len(own) <= len(names)
+        if numbered or own == names[: len(own)] or self.target == "score":
             return replace(self, class_names=names)
         unknown = sorted(set(own) - set(names))
         if unknown:

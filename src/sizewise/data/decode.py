@@ -53,14 +53,10 @@ class Part(NamedTuple):
 def decode(
     name: str, splits: Mapping[str, Split], image_size: int | None, holdout: float = 0.0
 ) -> Dataset:
-    """Read the training and test splits of an image data set into memory.
+    """Read an image data set into memory: of its splits, "train" and one of ``TEST_SPLITS``.
 
-    Args:
-        name: What to call it, here and in errors.
-        splits: The data set's splits; "train" and one of ``TEST_SPLITS`` are read.
-        image_size: The side, in pixels, that every image is brought to; None keeps their size,
-            which must then be the same for all.
-        holdout: The share of the training samples that becomes the test set when there is none.
+    Without an ``image_size``, the side that images are brought to, all must have the same size. See
+    ``Source`` for ``holdout``.
     """
     if "train" not in splits:
         raise DataError(f"{name} has no train split, only {sorted(splits)}; use another data set")
@@ -119,14 +115,9 @@ def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns:
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Return square images: block averages when shrinking by a whole factor, else bilinear.
+    """Return square images, from uint8 (N, C, H, W) to (N, C, size, size).
 
-    Args:
-        images: uint8, (N, C, H, W).
-        size: The wanted side in pixels.
-
-    Returns:
-        uint8, (N, C, size, size).
+    They are block averages when shrinking by a whole factor, else bilinear.
     """
     height, width = images.shape[2:]
     if (height, width) == (size, size):

@@ -53,13 +53,9 @@ def _not_understood(data: object) -> str:
 
 
 def of_tensors(train_inputs: Any, train_labels: Any, test_inputs: Any, test_labels: Any) -> Dataset:
-    """Return the `Dataset` of some images.
+    """Return the `Dataset` of images, uint8 (N, C, H, W), and labels, whole numbers from 0, (N,).
 
-    Args:
-        train_inputs: uint8, (N, C, H, W), a tensor or an array.
-        train_labels: Whole numbers from 0, (N,).
-        test_inputs: As train_inputs, M of them.
-        test_labels: As train_labels, M of them.
+    Each is a tensor or an array.
     """
     images = [torch.as_tensor(part).contiguous() for part in (train_inputs, test_inputs)]
     labels = [torch.as_tensor(part) for part in (train_labels, test_labels)]

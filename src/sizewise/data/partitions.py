@@ -36,22 +36,13 @@ class Shards(ABC):
         """Return how many samples each device has, int64 (devices,)."""
 
     def histogram(self, labels: Tensor, classes: int, first: int | None = None) -> Tensor:
-        """Return how many samples of each class a device has.
+        """Return how many samples of each class a device has, int64 (devices, classes).
 
-        Args:
-            labels: int64, (N,).
-            classes: The number of classes.
-            first: Only for this many devices, from the first; None: for all.
-
-        Returns:
-            int64, (devices, classes).
+        The labels are int64 (N,); only as many devices as ``first`` says are looked at, or all.
         """
         devices = len(self) if first is None else min(first, len(self))
-        counts = [
-            torch.bincount(labels[self.shard(device)], minlength=classes)
-            for device in range(devices)
-        ]
-        return torch.stack(counts)
+        shards = map(self.shard, range(devices))
+        return torch.stack([torch.bincount(labels[own], minlength=classes) for own in shards])
 
     def _check(self, device: int) -> None:
         if not 0 <= device < len(self):
@@ -129,17 +120,8 @@ def make(
 ) -> Shards:
     """Divide a training set among devices; a pure function of its arguments.
 
-    Args:
-        name: One of ``PARTITIONS``.
-        labels: int64, (N,), in 0..classes-1.
-        classes: The number of classes.
-        devices: The number of devices.
-        seed: The run's seed.
-        alpha: Dirichlet concentration, for the Dirichlet partitions.
-        classes_per_device: For ``shards`` and ``deck``.
-        min_samples: For ``dirichlet`` (``capped-dirichlet``): what every device gets at least.
-        samples_per_device: For ``draw``.
-        groups: int64, (N,), for ``natural``.
+    The name is one of ``PARTITIONS``, and ``samples_per_device`` is for ``draw``; all else is
+    described at ``Request``, where labels and groups are arrays.
 
     Raises:
         ConfigError: If a name or an option cannot be used.

@@ -90,13 +90,8 @@ def fitting(weights: Tensors, model: nn.Module, source: str) -> dict[str, Tensor
     What is missing or of another shape, such as the classifier of other classes, stays as it is.
     Tied tensors are returned under all their names, whichever of them was stored.
 
-    Args:
-        weights: What was loaded.
-        model: The model.
-        source: Where the weights came from, for the error.
-
     Raises:
-        ModelError: None of them fits.
+        ModelError: None of them fits; it names their source.
     """
     # A model may have other names for its tensors than those they are published under.
     published = getattr(model, "published", None)

@@ -6,10 +6,10 @@ sample's group is its silo: with ``data.partition = "natural"`` every silo is a 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
@@ -22,10 +22,8 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     """Return the data sets of some silos as one."""
     first = parts[0]
     for part in parts[1:]:
-        same = (part.shape, part.vocabulary, part.target) == (
-            *(first.shape, first.vocabulary, first.target),
-        )
-        if not same or part.target == "score":
+        own, others = ((p.shape, p.vocabulary, p.target) for p in (first, part))
+        if own != others or part.target == "score":
             raise DataError(
                 f"silos need samples of one shape and the same kind of classes or tags; "
                 f"{first.name} has {first.target} {first.shape}, {part.name} has {part.target} "
@@ -33,28 +31,20 @@ def join(parts: Sequence[Dataset]) -> Dataset:
             )
     places = max(part.classes for part in parts)
     names = [(*part.class_names, *[UNUSED] * (places - part.classes)) for part in parts]
-    shifted = [
-        (_shift(part.train_labels, number * places), _shift(part.test_labels, number * places))
-        for number, part in enumerate(parts)
-    ]
+    # Labels move to the places of their own set; what has none keeps none.
+    train, test = (
+        [torch.where(own < 0, own, own + number * places) for number, own in enumerate(labels)]
+        for labels in ([p.train_labels for p in parts], [p.test_labels for p in parts])
+    )
     owners = [torch.full((len(part.train_labels),), i) for i, part in enumerate(parts)]
-    return Dataset(
+    return replace(
+        first,
         name="+".join(part.name for part in parts),
         train_inputs=torch.cat([part.train_inputs for part in parts]),
-        train_labels=torch.cat([train for train, _ in shifted]),
+        train_labels=torch.cat(train),
         test_inputs=torch.cat([part.test_inputs for part in parts]),
-        test_labels=torch.cat([test for _, test in shifted]),
+        test_labels=torch.cat(test),
         class_names=tuple(chain.from_iterable(names)),
-        mean=first.mean,
-        std=first.std,
         groups=torch.cat(owners),
-        vocabulary=first.vocabulary,
-        target=first.target,
-        metric=first.metric,
         silos=tuple(part.name.rpartition("/")[2] for part in parts),
     )
-
-
-def _shift(labels: Tensor, by: int) -> Tensor:
-    """Return labels moved to their own set; what has none keeps none."""
-    return torch.where(labels < 0, labels, labels + by)

@@ -48,19 +48,10 @@ def load(
 
     The test set comes in a fixed random order, because evaluation with batch statistics needs
     batches of mixed classes; the training set keeps its order, which some partitions depend on.
+    A limit keeps the same random samples every time.
 
-    Args:
-        name: A name of ``DATASETS``, the path of a folder with ``train-*.parquet`` and
-            ``test-*.parquet`` (or ``validation-*``; of texts also CSV and JSON lines, see
-            ``files``), or ``owner/name`` on the Hugging Face hub.
-        root: A folder that holds one such folder per data set; default: ``$SIZEWISE_DATA``.
-        train_limit: Keep at most this many training samples, the same random ones every time.
-        test_limit: The same for the test set.
-        image_size: The side in pixels that images are brought to; None keeps their size.
-        tokenizer: For texts: a ``tokenizer.json``, or a folder, package or hub name with one.
-        max_tokens: For texts: the length that they are cut or padded to.
-        metric: A name of ``metrics.METRICS``; default: as papers measure on this data.
-        silos: Further data sets, each with labels of its own; see ``silos``.
+    A folder has ``train-*.parquet`` and ``test-*.parquet`` (or ``validation-*``; of texts also CSV
+    and JSON lines, see ``files``). All arguments are keys of ``DataConfig``, which describes them.
 
     Raises:
         DataError: If the data set cannot be found or read.
@@ -196,7 +187,12 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
                 "check the name and the connection, or set SIZEWISE_DATA or data.root to a folder "
                 f"that holds {name}/train-*.parquet and {name}/test-*.parquet",
             ):
-                dataset = reading.read(name, _open_hub(source), source)
+                import datasets
+
+                # It would report every retry; what counts is whether the last one worked.
+                logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+                splits = datasets.load_dataset(source.hub, source.config, streaming=True)
+                dataset = reading.read(name, splits, source)
         cache.write(place, dataset)
     return dataset
 
@@ -222,15 +218,6 @@ def _find_folder(name: str, root: str | None) -> Path | None:
             "under SIZEWISE_DATA or data.root, or owner/name on the Hugging Face hub)"
         )
     return None
-
-
-def _open_hub(source: Source) -> Mapping[str, Split]:
-    import datasets
-
-    # It would report every retry; what counts is whether the last one worked.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    splits: Mapping[str, Split] = datasets.load_dataset(source.hub, source.config, streaming=True)
-    return splits
 
 
 @contextmanager

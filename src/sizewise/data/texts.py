@@ -41,11 +41,7 @@ class Columns(NamedTuple):
 
 
 def tokenizer(name: str) -> "Tokenizer":
-    """Return a tokenizer.
-
-    Args:
-        name: A ``tokenizer.json``, or what ``pretrained.folder`` takes.
-    """
+    """Return a tokenizer, given a ``tokenizer.json`` or what ``pretrained.folder`` takes."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -114,16 +110,10 @@ def encode(
     tokens: "Tokenizer",
     length: int,
 ) -> Dataset:
-    """Read the training and test splits of a data set of texts into memory.
+    """Read a data set of texts into memory, each cut and padded to a length in tokens.
 
-    Args:
-        name: What to call it, here and in errors.
-        splits: The data set's splits; "train" is read, and the one that the source names for tests
-            or else the first of ``TEST_SPLITS``.
-        columns: Which columns hold what.
-        source: What is known about it.
-        tokens: The tokenizer.
-        length: Tokens in a text.
+    Of its splits, "train" is read, and the one that the source names for tests or else the first of
+    ``TEST_SPLITS``.
     """
     test = next((s for s in (source.test, *TEST_SPLITS) if s in splits), None)
     if "train" not in splits or test is None:
@@ -133,7 +123,8 @@ def encode(
         )
     set_length(name, tokens, length)
     names, numbers = columns.names, None
-    if any(_has_words(splits[split], columns.label) for split in ("train", test)):
+    kinds = [(splits[split].features or {}).get(columns.label) for split in ("train", test)]
+    if any(_is_text(getattr(kind, "feature", kind)) for kind in kinds):  # Words, or lists of them.
         names = _words(splits["train"], columns)
         numbers = {word: number for number, word in enumerate(names)}
     (train_ids, train_labels), (test_ids, test_labels) = (
@@ -164,21 +155,11 @@ def encode(
 def set_length(name: str, tokens: "Tokenizer", length: int) -> None:
     """Let a tokenizer cut and pad all texts to one length; name is that of the data, for errors."""
     tokens.enable_truncation(length)
-    tokens.enable_padding(length=length, **_padding(name, tokens))
-
-
-def _padding(name: str, tokens: "Tokenizer") -> dict[str, Any]:
-    """Return the token of padding and its id, by the names that BERT and RoBERTa have for it."""
-    for token in ("[PAD]", "<pad>"):
+    for token in ("[PAD]", "<pad>"):  # The names of BERT and of RoBERTa for it.
         if (number := tokens.token_to_id(token)) is not None:
-            return {"pad_token": token, "pad_id": number}
+            tokens.enable_padding(length=length, pad_token=token, pad_id=number)
+            return
     raise DataError(f"the tokenizer for {name} has no token [PAD] or <pad>; use another one")
-
-
-def _has_words(split: Split, column: str) -> bool:
-    """Return whether the labels of a split are words, or lists of them."""
-    kind = (split.features or {}).get(column)
-    return _is_text(getattr(kind, "feature", kind))
 
 
 def _words(train: Split, columns: Columns) -> tuple[str, ...]:
@@ -199,12 +180,7 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """Return the token ids (N, T) of a split, and its labels (N,) or (N, T).
 
-    Args:
-        where: The names of the data and the split, for errors.
-        split: What to read.
-        columns: Which columns hold what.
-        tokens: The tokenizer.
-        numbers: Of labels that are words, the number of each.
+    Errors say `where` they are; `numbers` has the number of each label, where labels are words.
     """
     ids: list[list[int]] = []
     labels: list[Any] = []

@@ -1,9 +1,8 @@
 """Engines: where devices do their work. The method code is the same on all of them.
 
 `local` works in this process, `pool` in several over shared memory (`shared_tensors`); each has a
-`device_runner`,
-which turns a plan into an update. `together` trains tiny models of several devices in one call.
-Imports `families`, `config` and below; machines of their own are the `flower` room's.
+`device_runner`, which turns a plan into an update. `together` trains tiny models of several devices
+in one call. Imports `families`, `config` and below; machines of their own are the `flower` room's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,21 +19,21 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = "Update | Refusal"
 
+FACTS = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
+"""What an update says beside its tensors, by its attributes."""
+
 
 class Engine(Protocol):
     """What the federation needs of an engine."""
 
     def train(self, state: "State", plans: "Sequence[Plan]") -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
-        ...
 
     def evaluate(self, state: "State") -> "Mapping[str, Score]":
         """Score every deployed model on the test set."""
-        ...
 
     def close(self) -> None:
         """Let go of processes and memory."""
-        ...
 
 
 class RemoteEngine(Engine, Protocol):
@@ -42,4 +41,3 @@ class RemoteEngine(Engine, Protocol):
 
     def open(self, config: "Config", method: "Method", dataset: "Dataset", partition: str) -> None:
         """Hand over the run: its config, its method and data, and the file of its partition."""
-        ...

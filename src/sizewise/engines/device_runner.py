@@ -63,13 +63,10 @@ class DeviceRunner:
         return read_plan(values, self.method.submodel_type, self.method.work_type)
 
     def train(self, state: State, plan: Plan, payload: Tensors | None = None) -> Update | Refusal:
-        """Do a device's work for one round, given the server's state.
+        """Do a device's work for one round, given the server's state and what it sends beside it.
 
-        Args:
-            state: The server's state; in a worker, without the server's own memory.
-            plan: What to do.
-            payload: What the server sends beside the model; default: what the method takes from the
-                state.
+        A worker's state lacks the server's own memory; by default the method takes the payload from
+        the state.
         """
         payload = self.method.payload(state, plan) if payload is None else payload
         received = {**cut(state.tensors, self.method.submodels.view(plan.submodel)), **payload}
@@ -124,13 +121,12 @@ class DeviceRunner:
                 raise DataError("it holds no training data")
             update = self.method.train(plan, tensors, shard, device_state)
         except SizewiseError as error:
-            return Refusal(plan.device, plan.round, plan.group, str(error))
+            return refusal(plan, str(error))
         except ValueError as error:
             # Batch norm refuses a single value per channel; any other ValueError is a bug.
             if len(shard) > 1:
                 raise
-            reason = f"it cannot train on a single sample: {error}"
-            return Refusal(plan.device, plan.round, plan.group, reason)
+            return refusal(plan, f"it cannot train on a single sample: {error}")
         return _judged(replace(update, seconds=time.perf_counter() - start))
 
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
@@ -138,23 +134,32 @@ class DeviceRunner:
         recipe, data = self.method.task.recipe, self.dataset
         module = self.method.deploy(state)[size].fill()
         if recipe.norm == "sbn":
-            # Batches of equal size, because each counts the same in the mean.
-            count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
-            parts = torch.tensor_split(data.train_inputs, count)
-            transform = data.transform()
-            inputs = (transform(images, None) for images in parts)
+            inputs = training_batches(data, recipe.eval_batch)
             module = norms.recalibrate(copy.deepcopy(module), inputs)
         if recipe.eval_memory is not None:
             module = self.method.task.low_memory_inference(module)
         return evaluation.score(module, data, recipe.eval_batch, batches)
 
 
+def training_batches(data: Dataset, batch: int) -> Iterator[Tensor]:
+    """Yield the training data once, in batches of equal size, because each counts the same."""
+    transform = data.transform()
+    count = evaluation.batch_count(len(data.train_labels), batch)
+    for inputs in torch.tensor_split(data.train_inputs, count):
+        yield transform(inputs, None)
+
+
+def refusal(plan: Plan, reason: str) -> Refusal:
+    """Return why the device of a plan does not take part."""
+    return Refusal(plan.device, plan.round, plan.group, reason)
+
+
 def _judged(update: Update) -> Update | Refusal:
     """Return an update, or why it is of no use."""
-    reason = ""
     if update.steps == 0:
         reason = f"its {update.samples} samples fill no batch; turn recipe.drop_last off"
     elif not math.isfinite(update.loss):
         reason = f"its training loss is {update.loss}; lower recipe.lr or set recipe.clip"
-    plan = update.plan
-    return Refusal(plan.device, plan.round, plan.group, reason) if reason else update
+    else:
+        return update
+    return refusal(update.plan, reason)

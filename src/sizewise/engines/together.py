@@ -45,11 +45,7 @@ def fit(
 ) -> list[Update]:
     """Train devices for which it is `possible`, and return their updates.
 
-    Args:
-        method: What is trained, and how.
-        plans: One for each device, alike but for the device.
-        tensors: What each of them received, by local name.
-        shards: Their data.
+    Their plans are alike but for the device, and each received the same tensors.
 
     Raises:
         RuntimeError, ValueError: The model does something that cannot be done for several at once,

@@ -21,16 +21,14 @@ from sizewise import config as configs
 from sizewise.common.structure import plain
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
+from sizewise.engines import FACTS
 from sizewise.engines.device_runner import DeviceRunner
 from sizewise.engines.shared_tensors import SharedTensors
 from sizewise.exchange.checkpoint import DeviceFiles
 from sizewise.exchange.plan import Refusal
 from sizewise.exchange.state import State
-from sizewise.training.evaluation import Score
 
 Message = dict[str, Any]
-
-FACTS = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
 
 
 class Worker:
@@ -99,10 +97,8 @@ class Worker:
         return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
-        scores: list[Score] = self._runner.evaluate(
-            self._state, content["size"], content["batches"]
-        )
-        return {"scores": plain(scores)}
+        size, batches = content["size"], content["batches"]
+        return {"scores": plain(self._runner.evaluate(self._state, size, batches))}
 
 
 def serve(worker: Worker, connection: Connection) -> None:

@@ -7,8 +7,9 @@ so a million devices cost no more than the text that names them.
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 
 from sizewise.common.rng import python_generator
@@ -87,7 +88,7 @@ class GroupConfig:
     profile: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("speed", "bandwidth"):
+        for name in ("speed", "bandwidth", "ratio"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"fleet.group.{name} must be a positive number, not {value}")
@@ -96,8 +97,6 @@ class GroupConfig:
             raise ConfigError(f"unknown device profile {self.profile!r}; {hint}")
         if self.count < 1:
             raise ConfigError(f"fleet.group.count must be at least 1, not {self.count}")
-        if self.ratio is not None and not 0 < self.ratio < math.inf:
-            raise ConfigError(f"fleet.group.ratio must be a positive number, not {self.ratio}")
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,6 @@ class Fleet:
 
     Attributes:
         groups: Groups in device order, joiners last.
-        starts: The number of each group's first device.
         joins: The round (from 0) from which each group is there.
         upgrades: (round from 0, group index, devices of the group that change, bytes).
         per_round: Devices sampled each round.
@@ -199,11 +197,11 @@ class Fleet:
     per_round: int
     joins: tuple[int, ...]
     upgrades: tuple[tuple[int, int, int, int], ...] = ()
-    starts: tuple[int, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        ends = accumulate(group.count for group in self.groups)
-        object.__setattr__(self, "starts", (0, *ends)[: len(self.groups)])
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each group's first device."""
+        return (0, *accumulate(group.count for group in self.groups[:-1]))
 
     @property
     def total(self) -> int:
@@ -222,11 +220,11 @@ class Fleet:
         """Make one device as it is in a round."""
         index = bisect_right(self.starts, number) - 1
         group = self.groups[index]
-        memory, ratio, name = group.memory, group.ratio, group.name or class_name(group.memory)
-        model = group.model
+        own = name = group.name or class_name(group.memory)
+        memory, ratio, model = group.memory, group.ratio, group.model
         for when, which, count, new in self.upgrades:
             # An upgrade is for devices that are still of the class it names.
-            of_class = which == index and name == (group.name or class_name(group.memory))
+            of_class = which == index and name == own
             if of_class and when <= round_index and number - self.starts[index] < count:
                 memory, ratio, name, model = new, None, class_name(new), None
         return Device(number, name, memory, group.speed, group.bandwidth, ratio, model=model)
@@ -281,37 +279,30 @@ def make_fleet(
 ) -> Fleet:
     """Turn the `[fleet]` table into a fleet.
 
-    Args:
-        config: What the user wrote.
-        bytes_of_ratio: The bytes that stand for a share of the model at hand; only called when
-            ratios are used, because it has to look at the model.
-        bytes_of_scenario: The same for the shares of a scenario; default: likewise.
+    The bytes that stand for a share of the model at hand are only asked for when ratios are used,
+    because this has to look at the model; for the shares of a scenario they may be others.
     """
     if config.scenario and bytes_of_scenario is not None:
         bytes_of_ratio = bytes_of_scenario
-    if config.group:
-        groups = list(config.group)
-    elif config.scenario:
+    if config.scenario:
         shares = SCENARIOS[config.scenario]
         kinds = [GroupConfig(1, ratio=float(Fraction(share)), name=share) for share in shares]
-        groups = _deal(config.devices, _profiled(kinds, config.profiles))
     elif config.ratios:
         kinds = [GroupConfig(1, ratio=ratio) for ratio in config.ratios]
-        groups = _deal(config.devices, _profiled(kinds, config.profiles))
     else:
         kinds = [GroupConfig(1, memory) for memory in config.budgets or (None,)]
-        groups = _deal(config.devices, _profiled(kinds, config.profiles))
+    dealt = _deal(config.devices, _profiled(kinds, config.profiles))
+    groups = list(config.group) or dealt
     for index, group in enumerate(groups):
         if group.profile is not None:
             profile = PROFILES[group.profile]
             speed, bandwidth = group.speed or profile.speed, group.bandwidth or profile.bandwidth
             group = replace(group, speed=speed, bandwidth=bandwidth)
-        memory, name = group.memory, group.name or group.model or class_name(group.memory)
+        memory, usual = group.memory, class_name(group.memory)
         if group.ratio is not None:
-            name = group.name or group.model or f"{group.ratio:g} model"
-            if memory is None:
-                memory = bytes_of_ratio(group.ratio)
-        groups[index] = replace(group, memory=memory, name=name)
+            usual = f"{group.ratio:g} model"
+            memory = bytes_of_ratio(group.ratio) if memory is None else memory
+        groups[index] = replace(group, memory=memory, name=group.name or group.model or usual)
     joined = [event for event in sorted(config.event, key=lambda e: e.round) if event.join]
     joins = (0,) * len(groups) + tuple(event.round - 1 for event in joined)
     groups += [GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined]

@@ -20,7 +20,7 @@ from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
 from sizewise.engines import Outcome
-from sizewise.engines.device_runner import DeviceRunner
+from sizewise.engines.device_runner import DeviceRunner, refusal
 from sizewise.engines.local import LocalEngine
 from sizewise.errors import EngineError, TooFewUpdates, UpdateRefused
 from sizewise.exchange.plan import Plan, Refusal, Update
@@ -117,7 +117,7 @@ class FlowerEngine:
                 gone = now.get(plan.device) != members[plan.device]
                 if spare or gone or expired:
                     reason = SPARE if spare else flower_replies.GONE if gone else LATE
-                    outcomes[sent.pop(message_id)] = _refusal(plan, reason)
+                    outcomes[sent.pop(message_id)] = refusal(plan, reason)
                     self._overdue[message_id] = plan, members[plan.device].node
             if given not in outcomes:
                 time.sleep(self._poll)
@@ -140,13 +140,13 @@ class FlowerEngine:
         """Send a plan to its device; return the message's id, or why nothing was sent."""
         member = members.get(plan.device)
         if member is None:
-            return _refusal(plan, ABSENT)
+            return refusal(plan, ABSENT)
         if member.node in {node for _, node in self._overdue.values()}:
-            return _refusal(plan, BUSY)
+            return refusal(plan, BUSY)
         tensors = cut(state.tensors, self._method.submodels.view(plan.submodel))
         tensors |= self._method.payload(state, plan)
         order = {"plan": text, "memory": _version(state, plan.device)}
-        return self._send(member, MessageType.TRAIN, order, tensors) or _refusal(plan, UNSENT)
+        return self._send(member, MessageType.TRAIN, order, tensors) or refusal(plan, UNSENT)
 
     def _send(
         self, member: Member, kind: str, order: dict[str, Any], tensors: Tensors
@@ -243,10 +243,6 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Nothing to let go of: nodes belong to Flower."""
-
-
-def _refusal(plan: Plan, reason: str) -> Refusal:
-    return Refusal(plan.device, plan.round, plan.group, reason)
 
 
 def _version(state: State, device: int) -> str:

@@ -17,9 +17,9 @@ def told(config: Config, members: Iterable[Member]) -> Config:
     for a run. A node that has less by the time it is asked refuses; one that has more, rests.
     """
     memories = {member.device: member.memory for member in members if member.memory is not None}
-    fleet = preparation.prepare(config).fleet if memories else None
-    if fleet is None:
+    if not memories:
         return config
+    fleet = preparation.prepare(config).fleet
     groups: list[GroupConfig] = []
     for start, join, group in zip(fleet.starts, fleet.joins, fleet.groups, strict=True):
         for number in range(start, start + group.count) if join == 0 else ():

@@ -21,13 +21,13 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sizewise.common.structure import parse_bytes, plain
+from sizewise.engines import FACTS
 from sizewise.errors import ConfigError, DataError, SizewiseError
 from sizewise.flower import wire
 
 if TYPE_CHECKING:
     from sizewise.data.dataset import Dataset
     from sizewise.engines.device_runner import DeviceRunner
-    from sizewise.exchange.plan import Update
     from sizewise.exchange.view import Tensors
     from sizewise.flower.memory import Versions
 
@@ -76,7 +76,8 @@ class Node:
             if isinstance(outcome, Update):
                 tensors, told, kept = outcome.tensors, outcome.sample_payload, outcome.device_state
                 version = versions.write(kept, order["memory"]) if kept else ""
-                report = _reported(report, outcome, version, forgot=known is None)
+                facts = {name: getattr(outcome, name) for name in FACTS}
+                report = replace(report, **facts, memory=version, forgot=known is None)
             else:
                 report = replace(report, refusal=outcome.reason)
         except SizewiseError as error:
@@ -178,12 +179,6 @@ def _like_the_others(
 def _tensors(message: Message) -> "Tensors":
     record = message.content["tensors"]
     return wire.unpack(record) if isinstance(record, ArrayRecord) else {}
-
-
-def _reported(report: wire.Report, update: "Update", memory: str, *, forgot: bool) -> wire.Report:
-    names = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
-    facts = {name: getattr(update, name) for name in names}
-    return replace(report, **facts, memory=memory, forgot=forgot)
 
 
 def device_of(context: Context) -> int:

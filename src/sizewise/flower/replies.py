@@ -13,9 +13,10 @@ import torch
 from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
-from sizewise.engines import Outcome
+from sizewise.engines import FACTS, Outcome
+from sizewise.engines.device_runner import refusal
 from sizewise.errors import UpdateRefused
-from sizewise.exchange.plan import Plan, Refusal, Update
+from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
@@ -53,14 +54,7 @@ def read(
 ) -> tuple[Outcome, bool]:
     """Return what a reply amounts to, and whether the device had to begin anew.
 
-    Args:
-        reply: What came back.
-        plan: What the device was asked for.
-        text: The plan as it was sent.
-        member: Whom it was sent to.
-        method: The run's method.
-        state: The server's state in this round.
-        samples: How many samples the device has, if it is known; else 0.
+    The plan went to the member, as this text; `samples` is how many it has, 0 if that is unknown.
     """
     try:
         if reply.has_error():
@@ -81,7 +75,7 @@ def read(
         update = _update(report, reply.content["tensors"], plan, method, state, required)
         return replace(update, sample_payload=told), report.forgot
     except UpdateRefused as error:
-        return Refusal(plan.device, plan.round, plan.group, str(error)), False
+        return refusal(plan, str(error)), False
 
 
 def _check_echo(report: wire.Report, plan: Plan, text: str) -> None:
@@ -147,14 +141,6 @@ def _update(
     if missing := required - tensors.keys():
         raise UpdateRefused(f"tensor {min(missing)!r} is missing, which its plan trains")
     receipt = torch.tensor(list(bytes.fromhex(report.memory)), dtype=torch.uint8)
-    return Update(
-        plan,
-        tensors,
-        samples=report.samples,
-        steps=report.steps,
-        loss=report.loss,
-        peak_bytes=report.peak_bytes,
-        seconds=report.seconds,
-        device_state={RECEIPT: receipt} if report.memory else {},
-        rows=report.rows,
-    )
+    remembered = {RECEIPT: receipt} if report.memory else {}
+    facts = {name: getattr(report, name) for name in FACTS}
+    return Update(plan, tensors, device_state=remembered, **facts)

@@ -55,12 +55,8 @@ def serve(
 ) -> dict[str, Any]:
     """Run a federation on a grid, from where its folder is, and return the result.
 
-    Args:
-        grid: Flower's way to the nodes.
-        config: The run, if it is a new one; an existing folder knows its own.
-        out: The run folder.
-        observe: Called after each round.
-        poll: Seconds between two looks at what came.
+    The config is that of a new run; an existing folder knows its own. `poll` are the seconds
+    between two looks at what came.
     """
     engine = FlowerEngine(grid, poll)
     failures = 0

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from sizewise.memory.prediction import learning_names
 from sizewise.surgery.anatomy import Anatomy, anatomy
@@ -71,12 +72,9 @@ class Summary:
 
 
 def summary(model: nn.Module, inputs: Tensor, parts: Anatomy | None = None) -> Summary:
-    """Account for a model as FeDepth's Table 1 does.
+    """Account for a model in three parts as FeDepth's Table 1 does; it is not touched.
 
-    Args:
-        model: A model in three parts; it is not touched.
-        inputs: A batch, e.g. (32, 3, 32, 32); only its shape and type matter.
-        parts: Its anatomy; default: as `anatomy` finds it.
+    Of the inputs, a batch such as (32, 3, 32, 32), only shape and type matter.
     """
     parts = anatomy(model) if parts is None else parts
     model = copy.deepcopy(model).to("meta")
@@ -106,12 +104,10 @@ def _part(
 
 
 def hooks(module: nn.Module, inputs: Tensor, trainable: Collection[str] | None = None) -> int:
-    """Return the bytes of training a model, as SLT accounts for them.
+    """Return the bytes of training a model, as SLT accounts for them; it is not touched.
 
-    Args:
-        module: Any model; it is not touched.
-        inputs: A batch, e.g. (32, 3, 32, 32); only its shape and type matter.
-        trainable: Prefixes of the names of the parameters that learn; default: those that do now.
+    Inputs are as for `summary`; `trainable` are prefixes of the names of the parameters that learn,
+    by default those that do now.
     """
     learning = learning_names(module, trainable)
     module = copy.deepcopy(module).to("meta")
@@ -144,9 +140,13 @@ class _Outputs(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in self.names:
-            self.seen.append(out)
+        if (name := getattr(func, "__name__", "")) in self.names:
+            self.see(name, args, out)
         return out
+
+    def see(self, name: str, args: Sequence[Any], out: Tensor) -> None:
+        """Take in what a function made of its arguments."""
+        self.seen.append(out)
 
 
 class _OutputsAndShortcuts(_Outputs):
@@ -157,22 +157,14 @@ class _OutputsAndShortcuts(_Outputs):
         # By their storages, as a term may be cut to fewer channels; held, as numbers are reused.
         self._read: dict[int, Tensor] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs)
-        name = getattr(func, "__name__", "")
-        if name in self.names:
-            given = {_storage(tensor): tensor for tensor in args if isinstance(tensor, Tensor)}
-            if name in _SUMS:
-                self.seen += [given[number] for number in given.keys() & self._read.keys()]
-            self._read |= given
-            self._read.pop(_storage(out), None)  # Changed in place, it is another tensor.
-        return out
+    @override
+    def see(self, name: str, args: Sequence[Any], out: Tensor) -> None:
+        super().see(name, args, out)
+        given = {_storage(tensor): tensor for tensor in args if isinstance(tensor, Tensor)}
+        if name in _SUMS:
+            self.seen += [given[number] for number in given.keys() & self._read.keys()]
+        self._read |= given
+        self._read.pop(_storage(out), None)  # Changed in place, it is another tensor.
 
 
 def _storage(tensor: Tensor) -> int:

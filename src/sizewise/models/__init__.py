@@ -2,7 +2,9 @@
 
 A factory is called with those of `classes`, `image`, `channels` and `width` that its signature
 names, and with the options of the config. It returns a `nn.Module` that maps images of shape
-(batch, channels, height, width) to logits of shape (batch, classes). For texts these are `classes`,
+(batch, channels, height, width) to logits of shape (batch, classes). In the zoo, `image` is the
+shape of one image, (channels, height, width); `width` is a ratio that scales all channel counts,
+and `rounding` says how, by a rule of `widths.scaled`. For texts these are `classes`,
 `vocabulary`, `tokens`, `tags`, `weights` and `width`: the module maps token ids (batch, tokens) to
 logits (batch, classes), or where `tags` is true to (batch, tokens, classes).
 
@@ -32,19 +34,14 @@ _FAMILIES = {
     "resnet": "sizewise.models.resnet:cifar_resnet",
     "densenet": "sizewise.models.densenet:densenet",
 }
-_SINGLES = {
-    "resnet18": "sizewise.models.resnet:resnet18",
-    "resnet34": "sizewise.models.resnet:resnet34",
-    "wide_resnet101_2": "sizewise.models.resnet:wide_resnet101_2",
-    **{f"fedin_{letter}": f"sizewise.models.fedin:fedin_{letter}" for letter in "abcde"},
-    "vit": "sizewise.models.vit:vit",
-    "vit_tiny": "sizewise.models.vit:vit_tiny",
-    "vit_base": "sizewise.models.vit:vit_base",
-    "encoder": "sizewise.models.encoder:encoder",
-    "cnn": "sizewise.models.small:cnn",
-    "mlp": "sizewise.models.small:mlp",
-    "linear": "sizewise.models.small:linear",
+_MODULES = {
+    "resnet": ("resnet18", "resnet34", "wide_resnet101_2"),
+    "fedin": ("fedin_a", "fedin_b", "fedin_c", "fedin_d", "fedin_e"),
+    "vit": ("vit", "vit_tiny", "vit_base"),
+    "encoder": ("encoder",),
+    "small": ("cnn", "mlp", "linear"),
 }
+_SINGLES = {name: f"sizewise.models.{m}:{name}" for m, names in _MODULES.items() for name in names}
 _CATALOGUE = {
     "preresnet20": "pre-activation ResNet, 16/32/64 channels (FeDepth); any depth 6n + 2",
     "resnet20": "CIFAR ResNet, 16/32/64 channels (SLT); any depth 6n + 2",

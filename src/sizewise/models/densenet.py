@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sizewise.common.widths import scaled, scaled_growth
 from sizewise.errors import ModelError
-from sizewise.models.common import chain, initialise_convolutions, repeats
+from sizewise.models.common import chain, initialise_convolutions, pooled, repeats
 from sizewise.surgery.anatomy import Staged
 
 
@@ -46,13 +46,8 @@ def densenet(
 ) -> Staged:
     """Return a DenseNet-BC of depth 6n + 4 with three groups of n bottleneck layers.
 
-    Args:
-        depth: Convolutions and the classifier.
-        classes: Outputs.
-        image: Shape of one image, (channels, height, width), at least 4x4.
-        width: Ratio that scales all channel counts; new channels follow `widths.scaled_growth`.
-        rounding: How scaled channel counts are rounded, a rule of `widths.scaled`.
-        growth: New channels per layer; the stem has twice and a bottleneck four times as many.
+    Images have at least 4x4 pixels. `growth` is the number of new channels per layer, which follow
+    `widths.scaled_growth`; the stem has twice and a bottleneck four times as many.
     """
     if min(image[1:]) < 4:
         raise ModelError(
@@ -79,16 +74,9 @@ def densenet(
             conv=nn.Conv2d(image[0], scaled(2 * growth, width, rounding), 3, padding=1, bias=False)
         ),
         blocks=blocks,
-        head=chain(
-            norm=nn.BatchNorm2d(features),
-            relu=nn.ReLU(),
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            linear=nn.Linear(features, classes),
-        ),
+        head=pooled(features, classes, norm=nn.BatchNorm2d(features), relu=nn.ReLU()),
     )
-    initialise_convolutions(model)
-    return model
+    return initialise_convolutions(model)
 
 
 def _transition(inputs: int, outputs: int) -> nn.Sequential:

@@ -14,14 +14,14 @@ from typing import Literal
 from torch import Tensor, nn
 
 from sizewise.common.widths import scaled
-from sizewise.models.common import chain, initialise_convolutions
+from sizewise.models.common import Shortcut, chain, initialise_convolutions, normed
 from sizewise.surgery.anatomy import Staged
 
 REPEATS = {"a": (2, 3, 5), "b": (1, 1, 1), "c": (2, 2, 2), "d": (1, 3, 3), "e": (1, 1, 2)}
 """How many units follow the first one of each stage."""
 
 
-class Unit(nn.Module):
+class Unit(Shortcut):
     """A 1x1 and a 3x3 convolution, each before a norm, and a shortcut around them."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, project: bool) -> None:
@@ -31,25 +31,12 @@ class Unit(nn.Module):
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1)
         self.norm2 = nn.BatchNorm2d(outputs)
-        self.projection: nn.Module | None = None
-        if project:
-            self.projection = chain(
-                conv=nn.Conv2d(inputs, outputs, 1, stride), norm=nn.BatchNorm2d(outputs)
-            )
-        self.relu2 = nn.ReLU()
+        self.projection = normed(inputs, outputs, 1, stride, bias=True) if project else None
+        self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, ceil(h / stride), ceil(w / stride))."""
-        residual = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x)))))
-        shortcut = x if self.projection is None else self.projection(x)
-        out: Tensor = self.relu2(residual + shortcut)
-        return out
-
-    def dropped(self) -> nn.Module:
-        """Return what is left without the convolutions; what comes in is not negative already."""
-        if self.projection is None:
-            return nn.Identity()
-        return chain(projection=self.projection, relu2=self.relu2)
+        return self.joined(x, self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x))))))
 
 
 def fedin(
@@ -64,15 +51,9 @@ def fedin(
 ) -> Staged:
     """Return one of the models A to E.
 
-    Args:
-        letter: Which.
-        classes: Outputs.
-        image: Shape of one image, (channels, height, width).
-        width: Ratio that scales all channel counts.
-        rounding: How scaled channel counts are rounded, a rule of `widths.scaled`.
-        base: Channels of the extractor at width 1; the stages have 4, 8 and 16 times as many.
-        share_repeats: Repeat one unit in each stage, as in the author's earlier code; otherwise
-            every unit has weights of its own.
+    `base` is the channels of the extractor at width 1; the stages have 4, 8 and 16 times as many.
+    `share_repeats` repeats one unit in each stage, as in the author's earlier code; otherwise every
+    unit has weights of its own.
     """
 
     def channels(times: int) -> int:
@@ -86,18 +67,13 @@ def fedin(
         inputs = outputs
         new = [Unit(inputs, inner, outputs, 1, project=False) for _ in range(count)]
         blocks += new[:1] * count if share_repeats else new
+    pool = nn.MaxPool2d(3, 2, padding=1)
     model = Staged(
-        stem=chain(
-            conv=nn.Conv2d(image[0], channels(1), 3, padding=1),
-            norm=nn.BatchNorm2d(channels(1)),
-            relu=nn.ReLU(),
-            pool=nn.MaxPool2d(3, 2, padding=1),
-        ),
+        stem=normed(image[0], channels(1), bias=True, relu=nn.ReLU(), pool=pool),
         blocks=[*blocks, chain(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())],
         head=nn.Linear(inputs, classes),
     )
-    initialise_convolutions(model)
-    return model
+    return initialise_convolutions(model)
 
 
 fedin_a = partial(fedin, "a")

@@ -8,12 +8,10 @@ paper's: the shortcut carries x itself, the stem has no norm, and the head start
 ReLU. Where the shape changes, the shortcut is a 1x1 convolution of the activated input.
 """
 
-from itertools import pairwise
-
 from torch import Tensor, nn
 
 from sizewise.common.widths import scaled
-from sizewise.models.common import chain, initialise_convolutions, repeats
+from sizewise.models.common import chain, in_stages, initialise_convolutions, pooled, repeats
 from sizewise.surgery.anatomy import Staged
 from sizewise.surgery.step_sizes import Branch
 
@@ -57,32 +55,12 @@ def preresnet(
     width: float = 1.0,
     rounding: str = "floor",
 ) -> Staged:
-    """Return a pre-activation ResNet of depth 6n + 2 with n blocks of 16, 32 and 64 channels each.
-
-    Args:
-        depth: Layers with weights, projections not counted.
-        classes: Outputs.
-        image: Shape of one image, (channels, height, width).
-        width: Ratio that scales all channel counts.
-        rounding: How scaled channel counts are rounded, a rule of `widths.scaled`.
-    """
-    n = repeats("preresnet", depth, extra=2)
+    """Return a pre-activation ResNet of depth 6n + 2: n blocks each of 16, 32 and 64 channels."""
+    lengths = [repeats("preresnet", depth, extra=2)] * 3
     stages = [scaled(channels, width, rounding) for channels in (16, 32, 64)]
-    channels = [stages[0], *(stage for stage in stages for _ in range(n))]
-    strides = [2 if index in (n, 2 * n) else 1 for index in range(3 * n)]
     model = Staged(
         stem=chain(conv=nn.Conv2d(image[0], stages[0], 3, padding=1, bias=False)),
-        blocks=(
-            PreActivationBlock(inputs, outputs, stride)
-            for (inputs, outputs), stride in zip(pairwise(channels), strides, strict=True)
-        ),
-        head=chain(
-            norm=nn.BatchNorm2d(stages[2]),
-            relu=nn.ReLU(),
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            linear=nn.Linear(stages[2], classes),
-        ),
+        blocks=in_stages(PreActivationBlock, stages[0], [*zip(stages)], lengths),
+        head=pooled(stages[2], classes, norm=nn.BatchNorm2d(stages[2]), relu=nn.ReLU()),
     )
-    initialise_convolutions(model)
-    return model
+    return initialise_convolutions(model)

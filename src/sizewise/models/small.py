@@ -8,17 +8,12 @@ from torch import nn
 
 from sizewise.common.widths import scaled
 from sizewise.errors import ModelError
-from sizewise.models.common import chain
+from sizewise.models.common import chain, normed, pooled
 from sizewise.surgery.anatomy import Staged
 
 
 def linear(*, classes: int, image: tuple[int, int, int]) -> Staged:
-    """Return multinomial logistic regression: no blocks, and no width to scale.
-
-    Args:
-        classes: Outputs.
-        image: Shape of one image, (channels, height, width).
-    """
+    """Return multinomial logistic regression: no blocks, and no width to scale."""
     return Staged(nn.Flatten(), [], nn.Linear(prod(image), classes))
 
 
@@ -32,12 +27,7 @@ def mlp(
 ) -> Staged:
     """Return a multi-layer perceptron; the default is the "2NN" of McMahan et al. (2017).
 
-    Args:
-        classes: Outputs.
-        image: Shape of one image, (channels, height, width).
-        width: Ratio that scales the hidden layers.
-        rounding: How scaled layers are rounded, a rule of `widths.scaled`.
-        hidden: Units of each hidden layer; the first is the stem, the others are the blocks.
+    `hidden` has the units of each hidden layer; the first is the stem, the others are the blocks.
     """
     if not hidden:
         raise ModelError("an mlp has at least one hidden layer, none came; use linear instead")
@@ -62,14 +52,8 @@ def cnn(
 ) -> Staged:
     """Return a plain convolutional network with a halving max-pool between its layers.
 
-    `layers = [64, 128, 256, 512]` is the network that HeteroFL trains on MNIST.
-
-    Args:
-        classes: Outputs.
-        image: Shape of one image, (channels, height, width).
-        width: Ratio that scales all channel counts.
-        rounding: How scaled channel counts are rounded, a rule of `widths.scaled`.
-        layers: Channels of each layer; the first is the stem, the others are the blocks.
+    `layers` has the channels of each layer; the first is the stem, the others are the blocks.
+    `[64, 128, 256, 512]` is the network that HeteroFL trains on MNIST.
     """
     if not layers or min(image[1:]) < 2 ** (len(layers) - 1):
         raise ModelError(
@@ -77,23 +61,7 @@ def cnn(
             f"do not suit images of {image[1]}x{image[2]}, choose another number"
         )
     counts = [image[0], *(scaled(layer, width, rounding) for layer in layers)]
-    convolutions = [_convolution(inputs, outputs) for inputs, outputs in pairwise(counts)]
+    convolutions = [normed(*sizes, relu=nn.ReLU()) for sizes in pairwise(counts)]
     for convolution in convolutions[:-1]:
         convolution.add_module("pool", nn.MaxPool2d(2))
-    return Staged(
-        stem=convolutions[0],
-        blocks=convolutions[1:],
-        head=chain(
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            linear=nn.Linear(counts[-1], classes),
-        ),
-    )
-
-
-def _convolution(inputs: int, outputs: int) -> nn.Sequential:
-    return chain(
-        conv=nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        norm=nn.BatchNorm2d(outputs),
-        relu=nn.ReLU(),
-    )
+    return Staged(convolutions[0], convolutions[1:], pooled(counts[-1], classes))

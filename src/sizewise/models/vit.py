@@ -8,7 +8,7 @@ A width ratio keeps the number of heads and makes every head thinner, so attenti
 divided by the square root of the thinner head's size.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -139,50 +139,31 @@ def vit(
     model = Staged(
         stem=PatchEmbedding(image, patch, dim, dropout),
         blocks=(EncoderBlock(dim, heads, hidden, dropout) for _ in range(depth)),
-        head=chain(
-            token=ClassToken(),
-            norm=nn.LayerNorm(dim),
-            linear=nn.Linear(dim, classes),
-        ),
+        head=chain(token=ClassToken(), norm=nn.LayerNorm(dim), linear=nn.Linear(dim, classes)),
     )
-    _initialise(model)
-    return model
-
-
-def _of_twelve_blocks(dim: int, heads: int) -> Callable[..., Staged]:
-    """Return the factory of a published size."""
-
-    def make(
-        *,
-        classes: int,
-        image: tuple[int, int, int],
-        width: float = 1.0,
-        patch: int = 0,
-        dropout: float = 0.0,
-    ) -> Staged:
-        """Return a vision transformer of 12 blocks; arguments as for `vit`."""
-        return vit(
-            classes=classes,
-            image=image,
-            width=width,
-            patch=patch,
-            dim=dim,
-            depth=12,
-            heads=heads,
-            dropout=dropout,
-        )
-
-    return make
-
-
-vit_tiny = _of_twelve_blocks(dim=192, heads=3)
-vit_base = _of_twelve_blocks(dim=768, heads=12)
-
-
-def _initialise(model: nn.Module) -> None:
-    """Draw weights from a normal of deviation 0.02, cut off at 2 as DeiT does; biases are zero."""
+    # Drawn from a normal of deviation 0.02, cut off at 2 as DeiT does; biases are zero.
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             nn.init.zeros_(parameter)
         elif "norm" not in name:
             nn.init.trunc_normal_(parameter, std=0.02)
+    return model
+
+
+def of_twelve_blocks(
+    dim: int,
+    heads: int,
+    *,
+    classes: int,
+    image: tuple[int, int, int],
+    width: float = 1.0,
+    patch: int = 0,
+    dropout: float = 0.0,
+) -> Staged:
+    """Return a vision transformer of a published size; arguments as for `vit`."""
+    sizes = {"dim": dim, "depth": 12, "heads": heads}
+    return vit(classes=classes, image=image, width=width, patch=patch, dropout=dropout, **sizes)
+
+
+vit_tiny = partial(of_twelve_blocks, 192, 3)
+vit_base = partial(of_twelve_blocks, 768, 12)

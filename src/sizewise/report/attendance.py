@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sizewise.report import scales
-from sizewise.report.chart import NARROW, Chart, series
+from sizewise.report.chart import NARROW, Chart, lanes
 from sizewise.report.drawing import Box, Drawing, Line, Text, shortened
 from sizewise.report.records import Run, by_row
 from sizewise.report.scales import Scale
@@ -34,18 +34,14 @@ def classes(run: Run) -> list[Class]:
     return list(found.values())
 
 
-def reasons(runs: Sequence[Run]) -> list[dict[str, object]]:
-    """Return why devices were refused, most often first: row, class, reason, times."""
-    counts = Counter(
+def reasons(runs: Sequence[Run]) -> list[tuple[tuple[str, str, str], int]]:
+    """Return why devices were refused, most often first: (row, class, reason) and how often."""
+    return Counter(
         (run.row, line["group"], line["refused"])
         for run in runs
         for line in run.updates
         if line["refused"] is not None
-    )
-    return [
-        {"row": row, "class": group, "reason": reason, "times": times}
-        for (row, group, reason), times in counts.most_common()
-    ]
+    ).most_common()
 
 
 def chart(runs: Sequence[Run]) -> Chart:
@@ -85,19 +81,13 @@ def _draw(rows: dict[str, Run], width: float) -> Drawing:
     together = -(-rounds // BINS)
     bins = -(-rounds // together)
     x = Scale(0, bins, left, right)
-    y = 4.0
-    for number, (name, some) in enumerate(found.items()):
-        colour, _ = series(number)
-        y += 24
-        drawing.add(Text(0, y - 8, name, colour, 13, bold=True))
-        for one in some:
-            _strip(drawing, one, colour, x, y, together, bins)
-            drawing.add(Text(10, y + 18, shortened(one.group, left - 18)))
-            trained, refused = one.trained.total(), one.refused.total()
-            words = f"{trained} of {trained + refused}"
-            tint = "bad" if refused and not trained else "ink"
-            drawing.add(Text(width, y + 18, words, tint, 12, "end"))
-            y += step
+    for _, colour, one, y in lanes(drawing, found, 4, step):
+        _strip(drawing, one, colour, x, y, together, bins)
+        drawing.add(Text(10, y + 18, shortened(one.group, left - 18)))
+        trained, refused = one.trained.total(), one.refused.total()
+        words = f"{trained} of {trained + refused}"
+        tint = "bad" if refused and not trained else "ink"
+        drawing.add(Text(width, y + 18, words, tint, 12, "end"))
     for mark in scales.rounds(rounds, 4 if narrow else 8):
         at = x(max(mark - 1, 0) / together + 0.5)
         if mark:

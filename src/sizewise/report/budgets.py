@@ -6,7 +6,7 @@ from typing import Any
 
 from sizewise.common.structure import format_bytes
 from sizewise.report import scales
-from sizewise.report.chart import NARROW, Chart, grid_x, series
+from sizewise.report.chart import NARROW, Chart, grid_x, lanes
 from sizewise.report.drawing import Box, Drawing, Line, Text, shortened
 from sizewise.report.records import Run, by_row
 from sizewise.report.scales import Scale
@@ -69,43 +69,27 @@ def _draw(rows: dict[str, list[Use]], width: float) -> Drawing:
     count = sum(map(len, rows.values()))
     height = 24 * len(rows) + step * count + 30
     drawing = Drawing(width, height, f"Memory of each device class under {', '.join(rows)}")
-    known = [value for some in rows.values() for use in some for value in _values(use)]
+    uses = [use for some in rows.values() for use in some]
+    known = [value for use in uses for value in (use.budget, use.predicted, use.metered) if value]
     highest = max(known, default=1)
     unit, size = scales.unit("sent", highest)
     x = Scale(0, highest / size, left, right)
     marks = scales.inside(scales.ticks(0, highest / size, 3 if narrow else 6), highest / size)
     grid_x(drawing, x, {mark: f"{scales.number(mark)} {unit}" for mark in marks}, 6, height - 26)
-    y = 8.0
-    for number, (name, some) in enumerate(rows.items()):
-        colour, _ = series(number)
-        y += 24
-        drawing.add(Text(0, y - 8, name, colour, 13, bold=True))
-        for use in some:
-            _bar(drawing, use, colour, x, y, size)
-            drawing.add(Text(10, y + 14, shortened(use.group, left - 18)))
-            words, tint = _words(use, narrow), "bad" if use.refused else "ink"
-            drawing.add(Text(width, y + 14, words, tint, 12, "end"))
-            y += step
+    for _, colour, use, y in lanes(drawing, rows, 8, step):
+        _bar(drawing, use, colour, x, y, size)
+        drawing.add(Text(10, y + 14, shortened(use.group, left - 18)))
+        words, tint = _words(use, narrow), "bad" if use.refused else "ink"
+        drawing.add(Text(width, y + 14, words, tint, 12, "end"))
     return drawing
-
-
-def _values(use: Use) -> list[int]:
-    return [value for value in (use.budget, use.predicted, use.metered) if value]
 
 
 def _bar(drawing: Drawing, use: Use, colour: str, x: Scale, y: float, size: float) -> None:
     def long(value: int | None) -> float:
         return x((value or 0) / size) - x(0)
 
-    title = ", ".join(
-        f"{name} {format_bytes(value)}"
-        for name, value in (
-            ("limit", use.budget),
-            ("predicted", use.predicted),
-            ("metered", use.metered),
-        )
-        if value
-    )
+    known = {"limit": use.budget, "predicted": use.predicted, "metered": use.metered}
+    title = ", ".join(f"{name} {format_bytes(value)}" for name, value in known.items() if value)
     if use.refused:
         drawing.add(Box(x(0), y + 4, long(use.predicted), 12, "bad", 0.9, False, title))
     else:

@@ -2,12 +2,14 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sizewise.report.drawing import SERIES, Drawing, Line, Text, words_width
 from sizewise.report.scales import Scale
+
+T = TypeVar("T")
 
 WIDE, NARROW = 760.0, 360.0
 """Widths of drawings, in pixels: on a desk, and on a phone."""
@@ -45,6 +47,19 @@ def series(number: int) -> tuple[str, tuple[float, ...]]:
     """Return colour and dashes of a line; after eight the colours begin again."""
     dashes: tuple[tuple[float, ...], ...] = ((), (6, 3), (2, 2))
     return f"s{number % SERIES}", dashes[number // SERIES % len(dashes)]
+
+
+def lanes(
+    drawing: Drawing, rows: Mapping[str, Iterable[T]], y: float, step: float
+) -> Iterator[tuple[str, str, T, float]]:
+    """Write the name of each method, and yield for each line below it: name, colour, what, y."""
+    for number, (name, some) in enumerate(rows.items()):
+        colour, _ = series(number)
+        y += 24
+        drawing.add(Text(0, y - 8, name, colour, 13, bold=True))
+        for one in some:
+            yield name, colour, one, y
+            y += step
 
 
 def legend(drawing: Drawing, names: Sequence[str], left: float, top: float, right: float) -> float:

@@ -123,10 +123,7 @@ def carry_out(
 ) -> list[Outcome]:
     """Run what is missing, some jobs at a time, and return all outcomes in the order of the jobs.
 
-    Args:
-        wanted: The jobs.
-        at_once: How many may run at a time; each takes one core.
-        watch: Told twice a second how things stand.
+    Each job takes one core; `watch` is told twice a second how things stand.
 
     Raises:
         KeyboardInterrupt: After every run under way was stopped in an orderly manner.

@@ -8,40 +8,25 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-PALETTE = {
-    "ink": "#1d1d1b",
-    "muted": "#68665f",
-    "rule": "#d8d4c9",
-    "faint": "#ece8dd",
-    "paper": "#fffdf8",
-    "bad": "#b3261e",
-    "s0": "#0072b2",
-    "s1": "#d55e00",
-    "s2": "#00795c",
-    "s3": "#a8467f",
-    "s4": "#8c6400",
-    "s5": "#2c83a8",
-    "s6": "#6a4fb0",
-    "s7": "#4a4a48",
+_COLOURS = {
+    "ink": ("#1d1d1b", "#ece8df"),
+    "muted": ("#68665f", "#a5a198"),
+    "rule": ("#d8d4c9", "#3b3d40"),
+    "faint": ("#ece8dd", "#27292c"),
+    "paper": ("#fffdf8", "#16181b"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "s0": ("#0072b2", "#62b5ea"),
+    "s1": ("#d55e00", "#ff9a57"),
+    "s2": ("#00795c", "#4fcaa4"),
+    "s3": ("#a8467f", "#e294c4"),
+    "s4": ("#8c6400", "#e2b84a"),
+    "s5": ("#2c83a8", "#8fd3ee"),
+    "s6": ("#6a4fb0", "#b6a2f2"),
+    "s7": ("#4a4a48", "#c4c1ba"),
 }
+PALETTE = {name: light for name, (light, _) in _COLOURS.items()}
 """On paper: Okabe and Ito's colours, darkened to stand out from white."""
-
-DARK = {
-    "ink": "#ece8df",
-    "muted": "#a5a198",
-    "rule": "#3b3d40",
-    "faint": "#27292c",
-    "paper": "#16181b",
-    "bad": "#ff8a80",
-    "s0": "#62b5ea",
-    "s1": "#ff9a57",
-    "s2": "#4fcaa4",
-    "s3": "#e294c4",
-    "s4": "#e2b84a",
-    "s5": "#8fd3ee",
-    "s6": "#b6a2f2",
-    "s7": "#c4c1ba",
-}
+DARK = {name: dark for name, (_, dark) in _COLOURS.items()}
 """The same, for dark pages."""
 
 SERIES = 8
@@ -213,12 +198,10 @@ def _svg(shape: Shape) -> str:
     return _titled("rect", f"{place} {paint}", shape.title)
 
 
-def _paint(axes: object, shape: Shape, order: int) -> None:
+def _paint(axes: Any, shape: Shape, order: int) -> None:
     """Draw a shape on matplotlib's axes."""
-    from matplotlib.axes import Axes
     from matplotlib.patches import Circle, Polygon, Rectangle
 
-    assert isinstance(axes, Axes)  # noqa: S101  (matplotlib is imported late)
     colour = PALETTE[shape.colour]
     if isinstance(shape, Line):
         xs, ys = zip(*shape.points, strict=True)
@@ -247,8 +230,8 @@ def _paint(axes: object, shape: Shape, order: int) -> None:
             "fill": shape.fill,
             "color": colour,
             "zorder": order,
+            "linewidth": 0 if shape.fill else 1,
         }
-        style["linewidth"] = 0 if shape.fill else 1
         if isinstance(shape, Dot):
             axes.add_patch(Circle((shape.x, shape.y), shape.radius, **style))
         else:

@@ -20,9 +20,7 @@ PARTS = {
 def draw_plan(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw each device class's predicted bytes, by what they are for, against its budget.
 
-    Args:
-        rows: What `preview.rows` gives.
-        path: Where to write; the ending chooses the format (svg, pdf, png).
+    The rows are those of `preview.rows`; the path's ending chooses the format (svg, pdf, png).
     """
     import matplotlib
 

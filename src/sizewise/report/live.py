@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -28,12 +27,7 @@ class LiveTable:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -229,9 +229,9 @@ def _reasons(figure: Chart, runs: Sequence[Run]) -> str:
     if figure.name != "participation" or not found:
         return ""
     body = ""
-    for entry in found[:_REASONS]:
-        who = f"{entry['row']}, {entry['class']}, {entry['times']} times"
-        body += f"<dt>{escape(who)}</dt><dd>{escape(str(entry['reason']))}</dd>"
+    for (row, group, reason), times in found[:_REASONS]:
+        who = f"{row}, {group}, {times} times"
+        body += f"<dt>{escape(who)}</dt><dd>{escape(reason)}</dd>"
     more = len(found) - _REASONS
     left = f'<p class="note">and {more} more, in updates.jsonl</p>' if more > 0 else ""
     return f'<h3>Why devices were refused</h3><dl class="reasons">{body}</dl>{left}'

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sizewise.common.structure import format_bytes
-from sizewise.report.chart import NARROW, Chart, series
+from sizewise.report.chart import NARROW, Chart, lanes
 from sizewise.report.drawing import Box, Drawing, Text, shortened
 from sizewise.report.records import Run, by_row
 
@@ -52,25 +52,19 @@ def _draw(rows: dict[str, list[dict[str, Any]]], width: float) -> Drawing:
     drawing = Drawing(
         width, 24 * len(rows) + step * count + 6, f"What each class trains: {', '.join(rows)}"
     )
-    y = 4.0
-    for number, (name, plan) in enumerate(rows.items()):
-        colour, _ = series(number)
-        y += 24
-        drawing.add(Text(0, y - 8, name, colour, 13, bold=True))
-        names = [[part["name"] for part in entry["parts"]] for entry in plan if entry["parts"]]
-        if not narrow and names and len(names[0]) <= NAMED:
-            _heads(drawing, names[0], y - 6, width)
-        for entry in plan:
-            _line(drawing, entry, colour, y, width, narrow)
-            y += step
+    for name, colour, entry, y in lanes(drawing, rows, 4, step):
+        if entry is rows[name][0] and not narrow:
+            _heads(drawing, rows[name], y - 6, width)
+        _line(drawing, entry, colour, y, width, narrow)
     return drawing
 
 
-def _heads(drawing: Drawing, names: Sequence[str], y: float, width: float) -> None:
-    """Write the names of the parts above their columns."""
-    cell = (width - LEFT) / len(names)
-    for place, name in enumerate(names):
-        words = shortened(name.removeprefix("block "), cell, 10.5)
+def _heads(drawing: Drawing, plan: Sequence[dict[str, Any]], y: float, width: float) -> None:
+    """Write the names of the parts above their columns, unless there are too many."""
+    parts = next((entry["parts"] for entry in plan if entry["parts"]), ())
+    cell = (width - LEFT) / max(len(parts), 1)
+    for place, part in enumerate(parts if len(parts) <= NAMED else ()):
+        words = shortened(part["name"].removeprefix("block "), cell, 10.5)
         middle = LEFT + place * cell + (cell - 3) / 2
         drawing.add(Text(middle, y, words, "muted", 10.5, "middle"))
 

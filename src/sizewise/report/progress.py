@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -34,12 +33,7 @@ class Progress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
     def update(self, line: Mapping[str, Any], totals: Totals) -> None:

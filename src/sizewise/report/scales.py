@@ -1,7 +1,7 @@
 """Axes: round numbers, and units that people read."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -68,6 +68,3 @@ def number(value: float) -> str:
 def percent(value: float) -> str:
     """Return a share as percent on an axis."""
     return f"{100 * value:.3g} %"
-
-
-Format = Callable[[float], str]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from sizewise.report import scales
-from sizewise.report.chart import NARROW, Chart, grid_x, series
+from sizewise.report.chart import NARROW, Chart, grid_x, lanes
 from sizewise.report.drawing import Dot, Drawing, Line, Text, shortened
 from sizewise.report.records import Run, by_row
 from sizewise.report.scales import Scale
@@ -51,26 +51,20 @@ def _seeds(rows: dict[str, Scores]) -> int:
 def _draw(rows: dict[str, Scores], width: float) -> Drawing:
     narrow = width <= NARROW
     left, right, step = (104.0 if narrow else 190.0), width - 52, 22.0
-    shown = {name: dict(list(scores.items())[:SHOWN]) for name, scores in rows.items()}
+    shown = {name: list(scores.items())[:SHOWN] for name, scores in rows.items()}
     count = sum(map(len, shown.values()))
     height = 24 * len(shown) + step * count + 34
     drawing = Drawing(width, height, f"Accuracy by deployed size of {', '.join(rows)}")
-    values = [value for scores in shown.values() for some in scores.values() for value in some]
+    values = [value for scores in shown.values() for _, some in scores for value in some]
     marks = scales.ticks(min(values), max(values), 3 if narrow else 6)
     x = Scale(marks[0], marks[-1], left, right)
     grid_x(drawing, x, {mark: scales.percent(mark) for mark in marks}, 6, height - 26)
-    y = 8.0
-    for number, (name, scores) in enumerate(shown.items()):
-        colour, _ = series(number)
-        y += 24
-        drawing.add(Text(0, y - 8, name, colour, 13, bold=True))
-        for size, some in scores.items():
-            middle, mean = y + step / 2 - 4, fmean(some)
-            drawing.add(Text(10, middle + 4, shortened(size, left - 20)))
-            drawing.add(Line(((x(marks[0]), middle), (x(mean), middle)), colour, 1.2, (1, 3)))
-            if len(some) > 1:
-                drawing.add(*(Dot(x(v), middle, 3.2, colour, 0.8, fill=False) for v in some))
-            drawing.add(Dot(x(mean), middle, 4.6, colour, title=f"{name}, {size}: {mean:.1%}"))
-            drawing.add(Text(width, middle + 4, f"{100 * mean:.1f}", "ink", 12, "end"))
-            y += step
+    for name, colour, (size, some), y in lanes(drawing, shown, 8, step):
+        middle, mean = y + step / 2 - 4, fmean(some)
+        drawing.add(Text(10, middle + 4, shortened(size, left - 20)))
+        drawing.add(Line(((x(marks[0]), middle), (x(mean), middle)), colour, 1.2, (1, 3)))
+        if len(some) > 1:
+            drawing.add(*(Dot(x(v), middle, 3.2, colour, 0.8, fill=False) for v in some))
+        drawing.add(Dot(x(mean), middle, 4.6, colour, title=f"{name}, {size}: {mean:.1%}"))
+        drawing.add(Text(width, middle + 4, f"{100 * mean:.1f}", "ink", 12, "end"))
     return drawing

@@ -76,12 +76,7 @@ def show_result(result: Mapping[str, Any]) -> None:
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> None:
-    """Print what each device class would train, stage by stage where there are several.
-
-    Args:
-        rows: What `preview.rows` gives.
-        cuts: What shrinks with the width, if the method cuts.
-    """
+    """Print what `preview.rows_and_cuts` gives, stage by stage where there are several."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class")
     table.add_column("devices", justify="right")

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ from sizewise.common.threads import one_thread
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import check as check_data
 from sizewise.data.texts import own_tokenizer, set_length, tokenizer
+from sizewise.engines.device_runner import training_batches
 from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.exchange import checkpoint
 from sizewise.exchange.state import State
@@ -217,17 +218,9 @@ def _frozen(setting: Setting, module: nn.Module, calibrate: bool) -> nn.Module:
     """Return a copy that gives each sample its own result, whatever batch it comes in."""
     module = copy.deepcopy(module).eval()
     if norms.uses_batch_statistics(module):
-        module = norms.recalibrate(module, _training_batches(setting) if calibrate else ())
+        batches = training_batches(setting.dataset, setting.config.recipe.eval_batch)
+        module = norms.recalibrate(module, batches if calibrate else ())
     return module.requires_grad_(False)
-
-
-def _training_batches(setting: Setting) -> Iterator[Tensor]:
-    """Yield the training data once, in batches of equal size, because each counts the same."""
-    data, recipe = setting.dataset, setting.config.recipe
-    transform = data.transform()
-    count = evaluation.batch_count(len(data.train_labels), recipe.eval_batch)
-    for images in torch.tensor_split(data.train_inputs, count):
-        yield transform(images, None)
 
 
 def _peak(module: nn.Module, task: Task, batch: int) -> int:
@@ -336,8 +329,7 @@ def load(path: Path) -> nn.Module:
     """Return the model that was exported as safetensors, ready to run; its config is beside it."""
     try:
         facts: Mapping[str, Any] = json.loads(path.with_suffix(".json").read_text())
-        with safe_open(path, "pt"):
-            pass
+        tensors = load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{str(path)!r} is not a model that `sizewise export` wrote, with its .json beside it: "
@@ -352,5 +344,5 @@ def load(path: Path) -> nn.Module:
     module = copy.deepcopy(method.deploy(state)[facts["size"]].fill())
     if norms.uses_batch_statistics(module):
         module = norms.recalibrate(module, ())
-    module.load_state_dict(load_file(path), strict=False)
+    module.load_state_dict(tensors, strict=False)
     return module.eval().requires_grad_(False)

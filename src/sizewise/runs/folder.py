@@ -117,12 +117,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, overrides: Sequence[str] = ()) -> tuple["RunFolder", Config]:
-        """Open the folder of an earlier run, to go on with it.
-
-        Args:
-            path: The folder.
-            overrides: Values of its config to change on the way; see `resuming`.
-        """
+        """Open the folder of an earlier run, to go on with it; overrides: see `resuming`."""
         resuming.read(path, overrides)  # Nothing is touched in a folder that is none.
         folder = cls(path)
         folder.devices.mkdir(parents=True, exist_ok=True)

@@ -24,17 +24,9 @@ def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[s
     """Return the model's parts in order: how much of each a device holds, and when it learns.
 
     Parts are the stem, the blocks and the head; in a model that has no such parts, its children.
-    Other tensors of the server, such as heads of their own after some block, come last.
-
-    Args:
-        method: The method.
-        state: The server's state.
-        plan: What the device does.
-        full: What `full_shapes` gives.
-
-    Returns:
-        For each part its `name`, its `width` (the share of its channels that the device holds, 0 if
-        none) and `stages` (the numbers of the stages, from 1, in which some of it learns).
+    Other tensors of the server, such as heads of their own after some block, come last. Each part
+    has its `name`, its `width` (the share of its channels that the device holds, 0 if none) and
+    `stages` (the numbers of the stages, from 1, in which some of it learns).
     """
     copy, view = method.submodels.copy(plan.submodel), method.submodels.view(plan.submodel)
     names = {name: _part(method, name) for name in state.tensors}

@@ -55,9 +55,7 @@ class Setting:
 def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     """Load the data, build the model, deal out the samples; raise if anything does not fit.
 
-    Args:
-        config: The run.
-        dataset: Data that is in memory already, in place of what the config names.
+    A dataset that is in memory already takes the place of what the config names.
     """
     models.factory(config.model.name)  # A wrong name shows before the data is read.
     data = config.data

@@ -32,12 +32,7 @@ def rows_and_cuts(config: Config) -> tuple[list[dict[str, Any]], Cuts | None]:
 
 
 def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
-    """Return one row for each device class of a setting.
-
-    Args:
-        setting: What the run is about.
-        wishes: Also say what a class that cannot take part would do if it had the bytes.
-    """
+    """Return one row for each device class; also, as wishes, of those that lack the bytes."""
     state, full = setting.start, picture.full_shapes(setting.method)
     found = []
     for device, round_index, count in setting.fleet.classes():

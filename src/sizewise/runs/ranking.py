@@ -8,12 +8,7 @@ from typing import Any
 def ranking(accuracy: float | None, sizes: Mapping[str, float]) -> dict[str, Any]:
     """Return which size a run's accuracy is of, and the best, the worst and the mean of all.
 
-    Args:
-        accuracy: The one figure to show for the run.
-        sizes: Accuracy of each deployed size.
-
-    Returns:
-        `main`, `best`, `worst` and `mean`; `main` is None where the figure is a mean over sizes.
+    `main` is None where the one figure to show for the run is a mean over sizes.
     """
     if not sizes:
         return {"main": None, "best": None, "worst": None, "mean": None}

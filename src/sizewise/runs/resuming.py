@@ -70,12 +70,8 @@ def read(folder: Path, overrides: Iterable[str] = ()) -> Config:
 def go_on(folder: Path, overrides: Iterable[str] = ()) -> tuple[Config, list[Change]]:
     """Return the config that a run goes on with, and what is different from now on; record both.
 
-    Args:
-        folder: The run folder.
-        overrides: Values to change on the way, as `a.b=value`.
-
-    A crash at any moment leaves a folder that goes on: the record names the config before a change
-    until the file follows.
+    Overrides are values to change on the way, as `a.b=value`. A crash at any moment leaves a folder
+    that goes on: the record names the config before a change until the file follows.
 
     Raises:
         CheckpointError: Something else than what may change is different.
@@ -103,16 +99,15 @@ def sentences(changes: Iterable[Change], recipe: Recipe) -> list[str]:
     told = []
     for change in changes:
         told.append(f"{change.key} was {_shown(change.before)} and is {_shown(change.after)}")
-        if change.key == "rounds" and _rescheduled(recipe, change.before, change.after):
+        if change.key == "rounds" and any(
+            recipe.lr_at(n, change.before) != recipe.lr_at(n, change.after)
+            for n in range(change.after)
+        ):
             told.append(
                 f"recipe.schedule depends on the number of rounds: from round {change.round + 1} "
                 f"on, lr is that of a run of {change.after}; before, of one of {change.before}"
             )
     return told
-
-
-def _rescheduled(recipe: Recipe, before: int, after: int) -> bool:
-    return any(recipe.lr_at(n, before) != recipe.lr_at(n, after) for n in range(after))
 
 
 def _compared(
@@ -167,7 +162,7 @@ def _may_change(key: str, before: Any, after: Any, asked: set[str]) -> bool:
 
 def _differences(before: Config, after: Config) -> list[tuple[str, tuple[Any, Any]]]:
     """Return the keys in which two configs differ, with their values; None: not given."""
-    old, new = dict(_flat(before.to_dict())), dict(_flat(after.to_dict()))
+    old, new = dict(flat(before.to_dict())), dict(flat(after.to_dict()))
     return [
         (key, (old.get(key), new.get(key)))
         for key in dict.fromkeys((*old, *new))
@@ -175,10 +170,11 @@ def _differences(before: Config, after: Config) -> list[tuple[str, tuple[Any, An
     ]
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of nested tables, as dotted paths, and their values."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

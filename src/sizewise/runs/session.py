@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,12 +98,9 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
                 f"worker processes cannot import {name!r}; move it into a file of its own, "
                 f"or set engine.workers to 1"
             )
-    pool = PoolEngine(config.engine.workers) if config.engine.workers > 1 else None
-    try:
+    workers = config.engine.workers
+    with closing(PoolEngine(workers)) if workers > 1 else nullcontext() as pool:
         yield pool
-    finally:
-        if pool is not None:
-            pool.close()
 
 
 def _federation(

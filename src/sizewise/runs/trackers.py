@@ -17,6 +17,7 @@ from sizewise.config import Config
 from sizewise.errors import ConfigError
 from sizewise.runs.federation import Observer
 from sizewise.runs.folder import Totals
+from sizewise.runs.resuming import flat
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -63,13 +64,7 @@ def figures(line: Mapping[str, Any], totals: Totals) -> dict[str, float]:
 
 @contextmanager
 def opened(names: Sequence[Name], config: Config, folder: Path) -> Iterator[Observer]:
-    """Yield an observer of a run that tells all the trackers named.
-
-    Args:
-        names: Which trackers.
-        config: The run's config, which they note.
-        folder: The run folder; each writes into a folder of its own in it.
-    """
+    """Yield an observer of a run that tells all the trackers named; each notes the run's config."""
     makers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
     with ExitStack() as stack:
         logs: list[Log] = [stack.enter_context(makers[name](config, folder)) for name in names]
@@ -101,13 +96,8 @@ def _tensorboard(config: Config, folder: Path) -> Iterator[Log]:
 def _wandb(config: Config, folder: Path) -> Iterator[Log]:
     import wandb
 
-    run = wandb.init(
-        project="sizewise",
-        name=folder.name,
-        dir=str(folder),
-        config=config.to_dict(),
-        mode="offline",
-    )
+    place = {"name": folder.name, "dir": str(folder), "mode": "offline"}
+    run = wandb.init(project="sizewise", config=config.to_dict(), **place)
     try:
         yield lambda values, step: run.log(dict(values), step=step)
     finally:
@@ -121,15 +111,7 @@ def _mlflow(config: Config, folder: Path) -> Iterator[Log]:
     mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
     mlflow.set_experiment("sizewise")
     with mlflow.start_run(run_name=folder.name):
-        mlflow.log_params(dict(_flat(config.to_dict())))
+        mlflow.log_params({key: str(value) for key, value in flat(config.to_dict())})
         yield lambda values, step: mlflow.log_metrics(
             {name.replace("%", " percent"): value for name, value in values.items()}, step=step
         )
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value)

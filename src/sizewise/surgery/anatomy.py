@@ -100,11 +100,7 @@ class Anatomy:
         """Make sure that the parts, run one after another, are the model.
 
         Paths tell where the modules are, not what `forward` does between them: a flatten or a
-        skip over several blocks would be lost in silence.
-
-        Args:
-            model: The model of this anatomy; it is left as it was.
-            x: An input batch.
+        skip over several blocks would be lost in silence. The model is left as it was.
 
         Raises:
             ModelError: The parts cannot be run, or give another result than the model.
@@ -229,10 +225,7 @@ def _run(model: nn.Module, paths: tuple[str, ...], x: Tensor) -> Tensor:
 def hidden_shapes(model: nn.Module, parts: Anatomy, inputs: Tensor) -> tuple[torch.Size, ...]:
     """Return the shape of one sample's hidden tensor after the stem and after each block.
 
-    Args:
-        model: The model, in evaluation mode.
-        parts: Its anatomy.
-        inputs: Some samples, (B, ...).
+    The model is in evaluation mode, and gets some samples, (B, ...).
     """
     with torch.no_grad():
         x = parts.run_stem(model, inputs)

@@ -19,12 +19,7 @@ def drop_blocks(
 ) -> nn.Module:
     """Take blocks out of a model; changes it in place. Tensors that stay keep their names.
 
-    Args:
-        model: A model.
-        parts: Its anatomy.
-        shapes: Shape of one sample's hidden tensor after the stem and after each block, at any
-            width.
-        kept: The numbers of the blocks that stay.
+    Only blocks with the numbers kept stay; the shapes are what `hidden_shapes` gives, at any width.
 
     Raises:
         ModelError: A block changes the shape and does not say what is left without it.
@@ -52,8 +47,7 @@ def _left(block: nn.Module, path: str, same_shape: bool) -> nn.Module:
 def stages(shapes: Sequence[torch.Size]) -> list[range]:
     """Return the blocks between changes of shape; a block that changes it begins the next stage.
 
-    Args:
-        shapes: Shape of one sample's hidden tensor after the stem and after each block.
+    The shapes are what `hidden_shapes` gives.
     """
     last = len(shapes) - 1
     starts = [n for n in range(last) if n == 0 or shapes[n] != shapes[n + 1]]

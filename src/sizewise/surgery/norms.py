@@ -81,9 +81,8 @@ def separate(view: View, apart: set[str], label: str) -> dict[str, TensorSlice]:
 def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """Give a model static batch-norm statistics: the plain mean over the given batches (sBN).
 
-    Args:
-        module: A model prepared with `sbn`; changed in place to use the new statistics.
-        batches: Normalised images (B, C, H, W) that cover the training data once.
+    The model was prepared with `sbn` and is changed in place; batches of normalised images,
+    (B, C, H, W), cover the training data once.
     """
     module.eval()  # Only the norms train: dropout would draw from the global generator.
     device = next(module.parameters()).device

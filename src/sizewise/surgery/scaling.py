@@ -19,13 +19,10 @@ Place = Literal["none", "norm", "conv"]
 
 
 def scale(model: nn.Module, rate: float, place: Place) -> nn.Module:
-    """Make a model divide by its width ratio in training; identity in evaluation.
+    """Make a model divide by its width ratio in training, not in evaluation; changes it in place.
 
-    Args:
-        model: A narrow model; changed in place.
-        rate: Its width ratio.
-        place: Before each norm (HeteroFL), after each convolution and hidden linear layer
-            (SplitMix, FeDepth), or nowhere.
+    It does so before each norm (HeteroFL), or after each convolution and hidden linear layer
+    (SplitMix, FeDepth).
     """
     if place == "none" or rate == 1:
         return model

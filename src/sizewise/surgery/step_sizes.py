@@ -48,15 +48,10 @@ class StepSize(nn.Module):
 def add_step_sizes(
     model: nn.Module, parts: Anatomy, kept: Sequence[int], *, absorb: bool, learns: bool
 ) -> nn.Module:
-    """Give the blocks of a model step sizes; changes it in place.
+    """Give the blocks of a model that were not dropped, ascending, step sizes; changes it in place.
 
-    Args:
-        model: A model.
-        parts: Its anatomy.
-        kept: Its blocks that were not dropped, ascending.
-        absorb: Start the last block before a gap at 1 plus the number of blocks that are missing
-            after it; otherwise all start at 1.
-        learns: Whether they are parameters.
+    They start at 1; or, where they `absorb`, the last block before a gap starts at 1 plus the
+    number of blocks that are missing after it. They are parameters if they are to learn.
     """
     seen: set[nn.Module] = set()
     for number, after in pairwise((*kept, len(parts.blocks))):

@@ -121,14 +121,12 @@ class Fit:
     Attributes:
         steps: Optimiser steps.
         loss_sum: The sum of their losses.
-        peak_bytes: The metered peak.
         moments: What the optimiser remembers, for another stage that goes on with it; None if
             nobody asked.
     """
 
     steps: int
     loss_sum: float
-    peak_bytes: int | None
     moments: Tensors | None = None
 
 
@@ -191,7 +189,7 @@ def fit(
         total += value
         steps += 1
     kept = None if moments is None else optimizer.moments(learning)
-    return Fit(steps, float(total), meter.peak if meter else None, kept)
+    return Fit(steps, float(total), kept)
 
 
 def stream(

@@ -77,12 +77,8 @@ class Scheduler:
         options: ScheduleOptions,
         peak: Callable[[Submodel, TrainingStage], int],
     ) -> None:
-        self.task, self.submodels, self.options, self._peak_of = (
-            submodels.task,
-            submodels,
-            options,
-            peak,
-        )
+        self.task, self.submodels = submodels.task, submodels
+        self.options, self._peak_of = options, peak
         self._known: dict[float | None, Schedule] = {}
 
     def schedule(self, capacity: float | None) -> Schedule:

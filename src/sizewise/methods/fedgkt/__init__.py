@@ -42,18 +42,17 @@ from torch import Tensor, nn
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work
+from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
-from sizewise.exchange.view import Tensors, View, whole
+from sizewise.exchange.view import Tensors
 from sizewise.families.base import Deployed, Method
 from sizewise.families.disclosure import Blur
-from sizewise.families.submodels import Submodels
 from sizewise.fleet.devices import Device
+from sizewise.methods.fedgkt.models import Side, Sides, Taught
 from sizewise.methods.fedgkt.transfer import Gathered, Pupil, pupils_loss, teachers_loss
 from sizewise.steps.optimizers import MOMENTS, recalled
 from sizewise.steps.step import Loss
-from sizewise.surgery.anatomy import Staged
 from sizewise.training import loop
 from sizewise.training.loop import Shard, own_tensors
 from sizewise.training.task import Task
@@ -62,64 +61,6 @@ FEATURES, LOGITS, LABELS = "features", "logits", "labels"
 
 SERVED = " with server"
 """How the name of a small model ends whose features go through the large one."""
-
-
-@dataclass(frozen=True)
-class Side(Submodel):
-    """One of the two models.
-
-    Attributes:
-        client: The name of the devices' model; None: the server's part of the large one.
-    """
-
-    client: str | None = None
-
-    @property
-    def label(self) -> str:
-        """What people call it."""
-        return self.client or "server"
-
-
-@dataclass(frozen=True)
-class Taught(Work):
-    """A device's training.
-
-    Attributes:
-        taught: Whether it has the server's logits.
-    """
-
-    taught: bool = False
-
-    @property
-    def label(self) -> str:
-        """What people call it."""
-        return "distil" if self.taught else "local"
-
-
-class Sides(Submodels):
-    """The devices' small model, and the large one without its stem.
-
-    Args:
-        task: The task, with the large model.
-        small: The task of a device: the same, with its small model.
-    """
-
-    def __init__(self, task: Task, small: Task) -> None:
-        super().__init__(task)
-        self.small = small
-
-    def build(self, submodel: Any) -> nn.Module:
-        """Build the small model, or the large one without its stem."""
-        if submodel.client:
-            return self.small.build()
-        model, parts = self.task.build(), self.task.parts
-        blocks = [model.get_submodule(path) for path in parts.blocks]
-        head = nn.Sequential(*(model.get_submodule(path) for path in parts.head))
-        return Staged(nn.Identity(), blocks, head)
-
-    def slices(self, submodel: Any) -> View:
-        """Return the server's tensors for the server; devices see none of them."""
-        return whole({} if submodel.client else own_tensors(self.pattern(submodel)))
 
 
 class FedGKT(Method):
