@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from sizewise.torch_tools import results
 from sizewise.torch_tools.copying import copied
 from sizewise.torch_tools.dispatch import DispatchMode
 from sizewise.torch_tools.failures import Paths
@@ -37,7 +38,9 @@ def on_meta(model: nn.Module, trial: bool = False) -> nn.Module:
     """
 
     def empty(tensor: Tensor) -> Tensor:
-        return torch.empty_like(tensor, device="meta")
+        # Contiguous in a trial, as narrow models are: kernels run other operations if it is not.
+        layout = torch.contiguous_format if trial else torch.preserve_format
+        return torch.empty_like(tensor, device="meta", memory_format=layout)
 
     def attribute(tensor: Tensor) -> Tensor:
         return empty(tensor) if trial and tensor.ndim else tensor.clone()
@@ -143,7 +146,7 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        out = func(*args, **(kwargs or {}))
+        out = results.on_meta(func, args, kwargs or {})
         found = tensors_in(out)
         if found and found[0].is_floating_point():
             shape = tuple(found[0].shape)
