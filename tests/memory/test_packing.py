@@ -1,9 +1,11 @@
+from bisect import bisect_right
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sizewise.errors import BudgetTooSmall
-from sizewise.memory.packing import largest_ratio, pack_blocks
+from sizewise.memory.packing import count_fitting, largest_ratio, pack_blocks
 
 
 def additive(sizes):
@@ -67,3 +69,20 @@ def test_largest_ratio_asks_little():
     ratios = [i / 64 for i in range(1, 65)]
     largest_ratio(lambda ratio: asked.append(ratio) or int(1000 * ratio), 300, ratios)
     assert len(asked) <= 7
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200).map(sorted), st.integers(0, 10**9))
+def test_as_many_fit_as_by_halving(costs, budget):
+    choices = range(len(costs))
+    assert count_fitting(costs.__getitem__, budget, choices) == bisect_right(costs, budget)
+
+
+def test_even_costs_are_hardly_looked_at():
+    asked = []
+
+    def cost(width):
+        asked.append(width)
+        return 300_000 + 20_000 * width + 100 * width**2
+
+    assert count_fitting(cost, 1_200_000, range(1, 65)) == 37
+    assert asked == [64, 38, 37]

@@ -142,8 +142,9 @@ class Stepwise(Method):
         """Return the bytes of a configuration, predicted or as the paper counts them."""
         key = (full, frozen, width)
         if key not in self._bytes:
-            # Built for this only: a search looks at too many models to keep them.
-            module = self.build(self.piece(full, width))
+            # Cut for this only: a search looks at too many models to keep them.
+            piece, module = self.piece(full, width), self.pattern(self.main)
+            module = self._shrunk(module, piece) if piece.cut else module
             stage = replace(self.stages(0)[0], trainable=self.names(frozen))
             if self.options.assign == "ratio":
                 self._bytes[key] = accounting.hooks(module, self._images, stage.trainable)

@@ -22,7 +22,6 @@ Deployed are the full model and, last, the current configuration, which people r
 Discloses: the trained weights of each device, to the server.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -36,6 +35,7 @@ from sizewise.exchange.view import cut
 from sizewise.families.options import acts_only
 from sizewise.families.stepwise import Stepwise
 from sizewise.fleet.devices import Device
+from sizewise.memory.packing import count_fitting
 
 
 class SLT(Stepwise):
@@ -101,9 +101,9 @@ class SLT(Stepwise):
         frozen = self._frozen(step)
         # Only whole channels of the widest layer are told apart; wider heads cost more.
         choices = [(channel + 1) / self.largest for channel in range(round(most * self.largest))]
-        if capacity is None or self.bytes_of(step, frozen, choices[-1]) <= capacity:
+        if capacity is None:
             return choices[-1]
-        fitting = bisect_right(choices, capacity, key=partial(self.bytes_of, step, frozen))
+        fitting = count_fitting(partial(self.bytes_of, step, frozen), capacity, choices)
         if fitting:
             return choices[fitting - 1]
         if self.options.assign == "bytes":

@@ -129,6 +129,10 @@ def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
     """
     for layer in module.modules():
         for name, value in vars(layer).items():
+            kind = type(value)
+            # A layer has dozens of attributes, nearly all of them such.
+            if kind in _ATOMS or (kind in _TABLES and not value):
+                continue
             if isinstance(value, Tensor):
                 yield value
             elif isinstance(value, _CONTAINERS) and value and name not in _OWN:
@@ -136,6 +140,7 @@ def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 _CONTAINERS = (list, tuple, dict)
+_TABLES = frozenset({dict, OrderedDict, set})
 _OWN = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -145,4 +150,5 @@ def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
     elif isinstance(value, _CONTAINERS) and id(value) not in seen:
         seen.add(id(value))  # A container may hold itself.
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _held(item, seen)
+            if type(item) not in _ATOMS:
+                yield from _held(item, seen)
