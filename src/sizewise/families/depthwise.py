@@ -218,15 +218,19 @@ class Depthwise(Method):
             return True
         return self.options.link == "conv" and self.shapes[stop] != self.shapes[-1]
 
+    @cached_property
+    def _weights(self) -> list[str]:
+        """The names of the model's parameters, each with a dot behind it."""
+        return [f"{name}." for name, _ in self.pattern(self.main).named_parameters()]
+
     def _names(self, model: str, blocks: Blocks) -> Iterator[str]:
         """Yield the prefixes of the names of what learns; parts without weights have none."""
         paths = [self.parts.blocks[number] for number in blocks.learn]
         paths += self.parts.stem if blocks.stem else ()
         own = model == "model" and self.has_exit(blocks.stop)
         paths += self.parts.head if not own or self.options.heads == "skip" else ()
-        weights = [f"{name}." for name, _ in self.pattern(self.main).named_parameters()]
         for path in paths:
-            if any(name.startswith(f"{path}.") for name in weights):
+            if any(name.startswith(f"{path}.") for name in self._weights):
                 yield f"{model}.{path}"
         if own:
             yield f"exits.{blocks.stop}"
