@@ -74,6 +74,7 @@ class Scalewise(Method):
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         self.ignores_budgets = self.options.assign == "ratio"
+        self._peaks: dict[Submodel, int] = {}
 
     # ---- the model
 
@@ -182,7 +183,10 @@ class Scalewise(Method):
 
     def _cost(self, submodel: Submodel) -> int:
         """Return the bytes of training a submodel."""
-        return self.predicted(self._sketch(self._cut(submodel)), self.stages(0)[0]).footprint.peak
+        if submodel not in self._peaks:
+            sketch = self._sketch(self._cut(submodel))
+            self._peaks[submodel] = self.predicted(sketch, self.stages(0)[0]).footprint.peak
+        return self._peaks[submodel]
 
     @property
     def _smallest(self) -> Submodel:
