@@ -203,6 +203,7 @@ class Scalewise(Method):
     def _sketch(self, cut: Mapping[str, Any]) -> nn.Module:
         """Return a submodel without data, to learn its cost from."""
         sketch = self.reduced(on_meta(self._example), Piece(cut=cut), check=False)
+        sketch.train()  # As models are built, so that what is known of either serves both.
         learn = {name: p.requires_grad for name, p in self._example.named_parameters()}
         for name, parameter in sketch.named_parameters():
             parameter.requires_grad_(learn.get(name, True))
