@@ -112,6 +112,7 @@ class Method:
         """Return a state that also has the tensors which only these pieces have."""
         tensors = dict(state.tensors)
         for piece in pieces:
+            self.pattern(piece)  # First: the working copy behind the view is then copied from it.
             missing = {n: slot for n, slot in self.view(piece).items() if slot.name not in tensors}
             fresh = loop.own_tensors(self.pattern(piece)) if missing else {}
             for local, slot in missing.items():
