@@ -19,7 +19,14 @@ def full_shapes(method: Method) -> Shapes:
     return {name: tensor.shape for name, tensor in method.task.build().state_dict().items()}
 
 
-def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[str, Any]]:
+def part_names(method: Method, state: State) -> Mapping[str, str]:
+    """Return for each of the server's tensors the name of the part that it belongs to."""
+    return {name: _part(method, name) for name in state.tensors}
+
+
+def parts(
+    method: Method, state: State, plan: Plan, full: Shapes, names: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return the model's parts in order: how much of each a device holds, and when it learns.
 
     Parts are the stem, the blocks and the head; in a model that has no such parts, its children.
@@ -30,13 +37,13 @@ def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[s
         state: The server's state.
         plan: What the device does.
         full: What `full_shapes` gives.
+        names: What `part_names` gives.
 
     Returns:
         For each part its `name`, its `width` (the share of its channels that the device holds, 0 if
         none) and `stages` (the numbers of the stages, from 1, in which some of it learns).
     """
     copy, view = method.copy(plan.piece), method.view(plan.piece)
-    names = {name: _part(method, name) for name in state.tensors}
     ordered = _ordered(set(names.values()))
     held, whole = dict.fromkeys(ordered, 0.0), dict.fromkeys(ordered, 0)
     learning: dict[str, set[int]] = {part: set() for part in ordered}

@@ -39,6 +39,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
         wishes: Also say what a class that cannot take part would do if it had the bytes.
     """
     state, full = setting.start, picture.full_shapes(setting.method)
+    names = picture.part_names(setting.method, state)
     found = []
     for device, round_index, count in setting.fleet.classes():
         row: dict[str, Any] = {
@@ -60,7 +61,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             plan = setting.method.most(state, replace(device, memory=None), round_index)
         work = _work(setting, state, plan)
         if refused is None:
-            work["parts"] = picture.parts(setting.method, state, plan, full)
+            work["parts"] = picture.parts(setting.method, state, plan, full, names)
         else:
             work |= {"predicted": refused.needed, "parts": [], "refused": str(refused)}
         found.append({**row, **work})
