@@ -38,9 +38,7 @@ def on_meta(model: nn.Module, trial: bool = False) -> nn.Module:
     """
 
     def empty(tensor: Tensor) -> Tensor:
-        # Contiguous in a trial, as narrow models are: kernels run other operations if it is not.
-        layout = torch.contiguous_format if trial else torch.preserve_format
-        return torch.empty_like(tensor, device="meta", memory_format=layout)
+        return torch.empty_like(tensor, device="meta")
 
     def attribute(tensor: Tensor) -> Tensor:
         return empty(tensor) if trial and tensor.ndim else tensor.clone()
@@ -125,6 +123,15 @@ def positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 def tensors_in(tree: object) -> list[Tensor]:
     """Return the tensors in a nest of containers."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class MetaMode(DispatchMode):
+    """Runs operations on meta tensors while it is entered, without importing torch's compiler."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        return results.on_meta(func, args, kwargs or {})
 
 
 Seen = tuple[str, str, tuple[int, ...]]

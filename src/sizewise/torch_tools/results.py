@@ -22,6 +22,9 @@ SMALL = 8_000_000
 If their types differ, it is asked in any case.
 """
 
+SMALL_ON_META = 32_000_000
+"""The same for meta tensors, of which a trial run has a pair of samples: most are weights."""
+
 
 class NoData(RuntimeError):
     """Something asked for the values of a hollow tensor, or for what cannot be known without."""
@@ -111,8 +114,11 @@ def results_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Res
     Raises:
         NoData: That depends on values, or cannot be described.
     """
-    named = tuple((key, describe(value)) for key, value in kwargs.items())
-    return _results(func, describe(args), named)
+    return _results(func, describe(args), _named(kwargs), SMALL)
+
+
+def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, describe(value)) for key, value in kwargs.items())
 
 
 def on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -122,19 +128,37 @@ def on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     they first run. So the real kernel is asked here as well. Torch answers itself wherever that
     could be another answer, so whatever cannot run on meta tensors still fails.
     """
-    given = [*tensors_among(args), *tensors_among(kwargs.values())]
-    if given and all(t.is_meta and t.layout is torch.strided for t in given) and _plain(func):
-        values, small = (*args, *kwargs.values()), sum(t.nbytes for t in given) <= SMALL
-        if small and not any(isinstance(value, torch.device) for value in values):
-            try:
-                known = results_of(func, args, kwargs)
-            except Exception:  # noqa: S110
-                pass  # The meta kernel may know; else its error is the one to show.
-            else:
-                if all(result is None or result.shares is None for result in known.results):
-                    made = [result and _empty(result.spec) for result in known.results]
-                    return made[0] if known.kind is None else known.kind(made)
-    return func(*args, **kwargs)
+    known = _known_on_meta(func, args, kwargs)
+    if known is None:
+        return func(*args, **kwargs)
+    made = [result and _empty(result.spec) for result in known.results]
+    return made[0] if known.kind is None else known.kind(made)
+
+
+def _known_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results | None:
+    """Return what an operation returns; None if only torch should say."""
+    values = (*args, *kwargs.values())
+    given = list(tensors_among(values))
+    if not given or not _plain(func) or any(isinstance(value, torch.device) for value in values):
+        return None
+    if not all(tensor.is_meta and tensor.layout is torch.strided for tensor in given):
+        return None
+    if any(map(_channels_last, given)):
+        return None  # The real kernel of a convolution keeps that layout, the meta kernel does not.
+    if sum(tensor.nbytes for tensor in given) > SMALL_ON_META:
+        return None
+    try:
+        known = _results(func, describe(args), _named(kwargs), SMALL_ON_META)
+    except Exception:
+        return None  # The meta kernel may know; else its error is the one to show.
+    return known if all(r is None or r.shares is None for r in known.results) else None
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.ndim not in layouts or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=layouts[tensor.ndim])
 
 
 def _empty(spec: Spec) -> Tensor:
@@ -152,8 +176,11 @@ def _plain(func: Any) -> bool:
 
 
 @lru_cache(maxsize=50_000)
-def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...]) -> Results:
-    """Return what an operation returns for arguments that are described."""
+def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...], small: int) -> Results:
+    """Return what an operation returns for arguments that are described.
+
+    Up to so many bytes of them, the real kernel is asked.
+    """
     if func is torch.ops.aten.as_strided.default:
         # It alone says where in a room, not where in a tensor; it is too rare to be taught that.
         raise NoData(f"{func} looks beyond its tensor")
@@ -162,7 +189,7 @@ def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...]) -> Res
     specs = list(_specs([*args, *(value for _, value in kwargs)]))
     # A norm of bfloat16 with weights of float32 has statistics of a type that only it knows.
     mixed = len({spec.dtype for spec in specs if spec.dtype.is_floating_point}) > 1
-    if mixed or sum(map(size_of, specs)) <= SMALL:
+    if mixed or sum(map(size_of, specs)) <= small:
         return _observe(func, args, dict(kwargs), _CPU)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
