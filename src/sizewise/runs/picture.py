@@ -25,7 +25,11 @@ def part_names(method: Method, state: State) -> Mapping[str, str]:
 
 
 def parts(
-    method: Method, state: State, plan: Plan, full: Shapes, names: Mapping[str, str]
+    method: Method,
+    state: State,
+    plan: Plan,
+    full: Shapes,
+    names: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the model's parts in order: how much of each a device holds, and when it learns.
 
@@ -37,13 +41,14 @@ def parts(
         state: The server's state.
         plan: What the device does.
         full: What `full_shapes` gives.
-        names: What `part_names` gives.
+        names: What `part_names` gives, for those who ask about many plans.
 
     Returns:
         For each part its `name`, its `width` (the share of its channels that the device holds, 0 if
         none) and `stages` (the numbers of the stages, from 1, in which some of it learns).
     """
     copy, view = method.copy(plan.piece), method.view(plan.piece)
+    names = part_names(method, state) if names is None else names
     ordered = _ordered(set(names.values()))
     held, whole = dict.fromkeys(ordered, 0.0), dict.fromkeys(ordered, 0)
     learning: dict[str, set[int]] = {part: set() for part in ordered}
