@@ -4,9 +4,9 @@
 
 One row for each method. A round begins when the run has been announced on stderr, with the data
 loaded, every device class planned and the workers there; how long it takes is in the run's history.
-Beside it, in the same sitting, what a process needs to import torch and nothing else: no start can
-be shorter. With `--against`, the same for another copy of the library, such as an older commit's
-`src`. All take turns, so that they meet the same machine.
+Right before each, what a process needs to import torch and nothing else, and the ratio to that: no
+start can be much shorter. With `--against`, the same for another copy of the library, such as an
+older commit's `src`. All take turns, so that they meet the same machine.
 """
 
 import argparse
@@ -68,25 +68,22 @@ def main() -> None:
     options = parser.parse_args()
     sources = {"": HERE} | ({"before ": options.against} if options.against else {})
     torch: list[float] = []
-    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     for _ in range(options.repeats):
         for method in options.methods:
-            torch.append(import_torch())
             for label, source in sources.items():
-                chosen = [f"method.name={method}", *options.overrides]
-                found[method, label].append(start(source, chosen))
-    alone = statistics.median(torch)
-    print(f"import torch: median {alone:.2f} s, best {min(torch):.2f} s")
+                torch.append(import_torch())
+                began, ended = start(source, [f"method.name={method}", *options.overrides])
+                found[method, label].append((began, began / torch[-1], ended))
+    print(f"import torch: median {statistics.median(torch):.2f} s, best {min(torch):.2f} s")
     columns = [f"{label}{what}" for label in sources for what in ("begins", "of torch", "ends")]
     print(f"{'seconds':<12}", *(f"{column:>15}" for column in columns))
     late = False
     for method in options.methods:
         values: list[str] = []
         for label in sources:
-            began, ended = (
-                statistics.median(pair[at] for pair in found[method, label]) for at in (0, 1)
-            )
-            values += [f"{began:.2f}", f"x {began / alone:.2f}", f"{ended:.2f}"]
+            began, ratio, ended = map(statistics.median, zip(*found[method, label], strict=True))
+            values += [f"{began:.2f}", f"x {ratio:.2f}", f"{ended:.2f}"]
             late |= not label and began > LIMIT
         print(f"{method:<12}", *(f"{value:>15}" for value in values))
     sys.exit(late)
