@@ -28,7 +28,9 @@ def parts(task: Task, method: str, plan: Plan | None = None) -> dict[str, tuple[
     made = methods.find(method)(task)
     state = made.setup()
     plan = plan or made.plan(state, Device(0, "a", task.budgets[0]), 0)
-    found = picture.parts(made, state, plan, picture.full_shapes(made))
+    found = picture.parts(
+        made, state, plan, picture.full_shapes(made), picture.part_names(made, state)
+    )
     return {part["name"]: (part["width"], part["stages"]) for part in found}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sizewise import models
-from sizewise.torch_tools import hollow
+from sizewise.torch_tools import results
 from sizewise.torch_tools.hollow import HollowMode, NoData, emptied, room_of
 from sizewise.torch_tools.remaking import remade
 
@@ -56,28 +56,28 @@ def outcome(operation: Operation, given: list[Tensor]) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("small", [hollow.SMALL, 0], ids=["by the kernel", "by fake tensors"])
+@pytest.mark.parametrize("small", [results.SMALL, 0], ids=["by the kernel", "by fake tensors"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_results_are_those_of_the_real_operation(
     name: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hollow._results.cache_clear()
-    monkeypatch.setattr(hollow, "SMALL", small)
+    results._results.cache_clear()
+    monkeypatch.setattr(results, "SMALL", small)
     real = [torch.rand(4, 6, 8, 8), torch.rand(6, 6, 3, 3)]
     empty = [emptied(tensor) for tensor in real]
     expected = outcome(OPERATIONS[name], real)
     for _ in range(2):  # The second time from memory.
         with HollowMode():
             assert outcome(OPERATIONS[name], empty) == expected
-    hollow._results.cache_clear()
+    results._results.cache_clear()
 
 
 def test_a_norm_of_mixed_types_is_asked_itself_however_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Fake tensors give its statistics the type of the input, the kernel that of the weights.
-    hollow._results.cache_clear()
-    monkeypatch.setattr(hollow, "SMALL", 0)
+    results._results.cache_clear()
+    monkeypatch.setattr(results, "SMALL", 0)
     images, weights = torch.rand(4, 6, 8, 8).bfloat16(), torch.rand(6)
     norm = torch.ops.aten.native_batch_norm
     tail = (None, None, True, 0.1, 1e-5)
@@ -86,7 +86,7 @@ def test_a_norm_of_mixed_types_is_asked_itself_however_large(
         empty = emptied(images), emptied(weights), emptied(weights)
         assert [out.dtype for out in norm(*empty, *tail)] == expected
     assert expected == [torch.bfloat16, torch.float32, torch.float32]
-    hollow._results.cache_clear()
+    results._results.cache_clear()
 
 
 def test_gradients_arrive() -> None:

@@ -12,6 +12,7 @@ from sizewise.cutting import layer_rules, shape_rules, silence
 from sizewise.cutting.layer_rules import FACTORIES, POINTWISE, first, pointwise, unknown
 from sizewise.cutting.narrowing import channel_dim
 from sizewise.cutting.union_find import Array, Labels, varying
+from sizewise.torch_tools import results
 from sizewise.torch_tools.dispatch import DispatchMode
 from sizewise.torch_tools.dry_run import computed, operation, positional, tensors_in
 from sizewise.torch_tools.failures import Paths
@@ -62,7 +63,7 @@ class Tracer(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = results.on_meta(func, args, kwargs)
         read, gives = tensors_in((args, kwargs)), tensors_in(out)
         self.used.update(dict.fromkeys(id(tensor) for tensor in read))
         drops = operation(func) == "add" and self._drops(read, gives[0])

@@ -97,7 +97,7 @@ class Transform:
 
 
 def crop(images: Tensor, pad: int, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
-    """Pad images with black, cut each back to its size at its own place, mirror some.
+    """Pad images with black, cut each back to its size at its own place, mirror some; contiguous.
 
     Args:
         images: (B, C, H, W).
@@ -105,9 +105,6 @@ def crop(images: Tensor, pad: int, top: Tensor, left: Tensor, mirror: Tensor) ->
         top: int64, (B,), in 0..2 pad; ``pad`` is in place.
         left: int64, (B,), the same for columns.
         mirror: bool, (B,): which ones to mirror, left to right, after the cut.
-
-    Returns:
-        Same shape and type as images, contiguous.
     """
     batch, channels, height, width = images.shape
     rows = top[:, None] + torch.arange(height)
@@ -128,9 +125,6 @@ def cutout(images: Tensor, side: int, row: Tensor, column: Tensor, blank: Tensor
         row: int64, (B,): the square's centre.
         column: int64, (B,).
         blank: (C, 1, 1), what to put there.
-
-    Returns:
-        Same shape and type as images.
     """
     height, width = images.shape[2:]
     below = torch.arange(height) - (row[:, None] - side // 2)

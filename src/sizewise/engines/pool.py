@@ -116,22 +116,18 @@ class PoolEngine:
         self._state, self._data = SharedTensors(), SharedTensors()
         self._published: State | None = None
         self._together = 0
-        self._workers: list[_Worker] = []
-        theirs: list[socket.socket] = []
-        for _ in range(workers):
-            ours, other = socket.socketpair()
-            self._workers.append(
-                _Worker(Connection(ours.detach()), SharedTensors(), SharedTensors())
-            )
-            theirs.append(other)
+        pipes = [socket.socketpair() for _ in range(workers)]
+        ours = [Connection(own.detach()) for own, _ in pipes]
+        self._workers = [_Worker(own, SharedTensors(), SharedTensors()) for own in ours]
         inboxes = [worker.inbox for worker in self._workers]
         outboxes = [worker.outbox for worker in self._workers]
-        arenas = [self._state, self._data, *inboxes, *outboxes]
-        inherited = [arena.descriptor for arena in arenas] + [s.fileno() for s in theirs]
+        self._arenas = [self._state, self._data, *inboxes, *outboxes]
+        inherited = [arena.descriptor for arena in self._arenas]
+        inherited += [theirs.fileno() for _, theirs in pipes]
         # A group of their own: Ctrl-C reaches this process only, which then ends them all.
         self._process: subprocess.Popen[bytes] | _Forked
         if _may_fork():
-            self._process = _Forked(inherited, [worker.connection for worker in self._workers])
+            self._process = _Forked(inherited, ours)
         else:
             self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
                 # -P: a file in the current folder must not hide a module of the standard library.
@@ -140,8 +136,8 @@ class PoolEngine:
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
-        for other in theirs:
-            other.close()
+        for _, theirs in pipes:
+            theirs.close()
 
     def open(self, config: Config, method: Method, dataset: Dataset, partition: str) -> None:
         """Give the workers the run: its config, its data, and the file of its partition."""
@@ -242,10 +238,8 @@ class PoolEngine:
         self._process.wait()
         for worker in self._workers:
             worker.connection.close()
-            worker.inbox.close()
-            worker.outbox.close()
-        self._state.close()
-        self._data.close()
+        for arena in self._arenas:
+            arena.close()
 
 
 def _outcomes(worker: _Worker, plans: Sequence[Plan]) -> list[Outcome]:

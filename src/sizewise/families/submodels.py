@@ -138,6 +138,7 @@ class Submodels:
         """Return a state that also has the tensors which only these submodels have."""
         tensors = dict(state.tensors)
         for submodel in submodels:
+            self.pattern(submodel)  # First: the working copy behind the view is copied from it.
             view = self.view(submodel)
             missing = {n: place for n, place in view.items() if place.name not in tensors}
             fresh = own_tensors(self.pattern(submodel)) if missing else {}

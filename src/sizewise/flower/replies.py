@@ -80,14 +80,10 @@ def read(
 
 def _check_echo(report: wire.Report, plan: Plan, text: str) -> None:
     """Raise UpdateRefused unless a report is on the work that was asked for."""
-    if report.round != plan.round:
-        raise UpdateRefused(
-            f"the update is of round {report.round + 1}, expected that of round {plan.round + 1}"
-        )
-    if report.device != plan.device:
-        raise UpdateRefused(
-            f"the update is of device {report.device}, expected that of device {plan.device}"
-        )
+    rounds, devices = (report.round + 1, plan.round + 1), (report.device, plan.device)
+    for what, (came, asked) in {"round": rounds, "device": devices}.items():
+        if came != asked:
+            raise UpdateRefused(f"the update is of {what} {came}, expected that of {what} {asked}")
     if report.plan != digest(text):
         raise UpdateRefused("the update follows another plan than the one that was sent")
 

@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from sizewise.memory.prediction import learning_names
 from sizewise.surgery.anatomy import Anatomy, anatomy
+from sizewise.torch_tools.dry_run import MetaMode
 
 # By the name of the function that computes them, so that layers written as modules and layers
 # written as function calls count alike.
@@ -96,7 +97,7 @@ def _part(
 ) -> tuple[int, Tensor]:
     """Run some modules; return their layers' outputs twice and their parameters once, in bytes."""
     modules = [model.get_submodule(path) for path in paths]
-    with _Outputs(names) as outputs:
+    with MetaMode(), _Outputs(names) as outputs:
         for module in modules:
             x = module(x)
     weights = sum(_bytes(parameter) for module in modules for parameter in module.parameters())
@@ -113,7 +114,7 @@ def hooks(module: nn.Module, inputs: Tensor, trainable: Collection[str] | None =
     module = copy.deepcopy(module).to("meta")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in learning)
-    with _OutputsAndShortcuts(_OPERATIONS) as outputs:
+    with MetaMode(), _OutputsAndShortcuts(_OPERATIONS) as outputs:
         module(inputs.to("meta"))
     activations = sum(_bytes(tensor) for tensor in outputs.seen if tensor.requires_grad)
     loaded = sum(map(_bytes, module.parameters()))

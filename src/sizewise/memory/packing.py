@@ -5,7 +5,6 @@ Both ask a cost function that says how many bytes a choice needs, such as the pe
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -64,6 +63,10 @@ def pack_blocks(
     return Packing(tuple(stages), tuple(skipped))
 
 
+GUESSES = 5
+"""How often a search goes by where the costs seem to lead before it halves what is left."""
+
+
 def largest_fitting(
     choices: Sequence[T],
     cost: Callable[[T], float],
@@ -77,12 +80,26 @@ def largest_fitting(
         choices: In ascending order of what people want; at least one.
         cost: Bytes of a choice.
         budget: Bytes of the device; None is unlimited.
-        ascending: Whether costs never fall along the choices, so that log2 of them are asked for,
-            the last one first: more often than not it fits. Else the last ones are, one by one.
+        ascending: Whether costs never fall along the choices, so that few of them are asked for:
+            the last one first, which fits more often than not, then whatever the last two costs
+            point to. Else the last ones are, one by one.
     """
-    if budget is None or cost(choices[-1]) <= budget:
+    if budget is None:
         return choices[-1]
     if not ascending:
-        return next((choice for choice in reversed(choices[:-1]) if cost(choice) <= budget), None)
-    fitting = bisect_right(choices[:-1], budget, key=cost)
-    return choices[fitting - 1] if fitting else None
+        return next((choice for choice in reversed(choices) if cost(choice) <= budget), None)
+    low, high = -1, len(choices) - 1
+    before, last = (-1, 0.0), (high, cost(choices[high]))
+    if last[1] <= budget:
+        return choices[high]
+    guesses = 0
+    while high - low > 1:
+        slope = (last[1] - before[1]) / (last[0] - before[0])
+        guess = (low + high) // 2
+        if slope > 0 and guesses < GUESSES:
+            guess = math.floor(last[0] + (budget - last[1]) / slope)
+        guess = min(max(guess, low + 1), high - 1)
+        before, last = last, (guess, cost(choices[guess]))
+        low, high = (guess, high) if last[1] <= budget else (low, guess)
+        guesses += 1
+    return choices[low] if low >= 0 else None

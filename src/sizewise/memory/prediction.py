@@ -153,10 +153,13 @@ def learning_names(module: nn.Module, prefixes: Collection[str] | None) -> froze
     return frozenset(names)
 
 
+_ATOMS = frozenset({bool, int, str, type(None)})
+
+
 def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
     """Return a value that is equal for modules, steps and batches that need the same bytes."""
     kind = type(value)
-    if kind is bool or kind is int or kind is str or value is None:
+    if kind in _ATOMS:
         return value  # type: ignore[no-any-return]
     if kind in (dict, OrderedDict) and not value:
         return ()  # A table of hooks; every layer has a dozen.
@@ -171,7 +174,13 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
     if isinstance(value, partial):
         return _fingerprint((value.func, value.args, value.keywords), seen)
     if isinstance(value, Mapping):
-        return tuple((key, _fingerprint(item, seen)) for key, item in value.items())
+        # Most are whole numbers and words, or empty: asking is cheaper than a call for each.
+        return tuple(
+            [
+                (key, item if type(item) in _ATOMS else _fingerprint(item, seen))
+                for key, item in value.items()
+            ]
+        )
     if isinstance(value, list | tuple):
         return tuple(_fingerprint(item, seen) for item in value)
     if isinstance(value, set):

@@ -26,11 +26,16 @@ class AllSmall(Prefixwise):
     @cached_property
     def main(self) -> Depth:
         """The submodel that every device trains."""
-        return self.trainee(self.depths()[0])
+        return self.trainee(self._least)
+
+    @cached_property
+    def _least(self) -> int:
+        """The depth that every device trains: found once, as each budget of the fleet is asked."""
+        return self.depths()[0]
 
     def depth(self, device: Device) -> int:
         """Return the depth that every device trains."""
-        return self.depths()[0]
+        return self._least
 
     def depths(self) -> list[int]:
         """Return the smallest of the depths that devices of the fleet could train."""

@@ -67,7 +67,13 @@ def densenet(
             channels += growth
         if group < 2:
             inputs, channels = scaled(channels, width, rounding), channels // 2
-            blocks.append(_transition(inputs, scaled(channels, width, rounding)))
+            transition = chain(
+                norm=nn.BatchNorm2d(inputs),
+                relu=nn.ReLU(),
+                conv=nn.Conv2d(inputs, scaled(channels, width, rounding), 1, bias=False),
+                pool=nn.AvgPool2d(2),
+            )
+            blocks.append(transition)
     features = scaled(channels, width, rounding)
     model = Staged(
         stem=chain(
@@ -77,12 +83,3 @@ def densenet(
         head=pooled(features, classes, norm=nn.BatchNorm2d(features), relu=nn.ReLU()),
     )
     return initialise_convolutions(model)
-
-
-def _transition(inputs: int, outputs: int) -> nn.Sequential:
-    return chain(
-        norm=nn.BatchNorm2d(inputs),
-        relu=nn.ReLU(),
-        conv=nn.Conv2d(inputs, outputs, 1, bias=False),
-        pool=nn.AvgPool2d(2),
-    )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.data import pretrained
+from sizewise.data.texts import own_tokenizer, tokenizer
 from sizewise.errors import ModelError
 from sizewise.models.common import chain
 from sizewise.surgery.anatomy import Staged
@@ -221,11 +222,6 @@ def _head(hidden: int, classes: int, tags: bool, pooling: str, dropout: float) -
 @cache
 def _separator(weights: str | None) -> int | None:
     """Return the id of the token that ends a sentence, from the encoder's own tokenizer."""
-    from sizewise.data.texts import (  # Needs `tokenizers`, which an encoder may not.
-        own_tokenizer,
-        tokenizer,
-    )
-
     stored = own_tokenizer(weights)
     found: int | None = tokenizer(stored).token_to_id("[SEP]") if stored else None
     return found

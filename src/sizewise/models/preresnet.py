@@ -28,9 +28,8 @@ class PreActivationBlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.branch = Branch()
-        self.projection: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        changes = stride != 1 or inputs != outputs
+        self.projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, ceil(h / stride), ceil(w / stride))."""

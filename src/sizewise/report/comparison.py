@@ -91,10 +91,8 @@ def jobs(rows: Mapping[str, Tables], seeds: Sequence[int], folder: Path) -> list
             made.append(Job(row, seed, chosen, folder / folder_name(row, seed)))
     for job in made:
         if (job.folder / "config.toml").exists():
-            earlier = configs.load(job.folder / "config.toml")
-            if replace(earlier, engine=EngineConfig()) != replace(
-                job.config, engine=EngineConfig()
-            ):
+            earlier, usual = configs.load(job.folder / "config.toml"), EngineConfig()
+            if replace(earlier, engine=usual) != replace(job.config, engine=usual):
                 raise ConfigError(
                     f"{str(job.folder)!r} holds a run with another config; "
                     f"choose another --out, or delete it"

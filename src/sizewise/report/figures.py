@@ -28,15 +28,13 @@ def draw_plan(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 1.2 + 0.55 * len(rows)), layout="constrained")
-    seen: set[str] = set()
     for place, row in enumerate(reversed(rows)):
         start = 0.0
         for part, colour in PARTS.items():
             width = row["bytes"][part] / 1e6
-            label = None if part in seen else part.replace("_", " ")
+            label = part.replace("_", " ") if place == 0 else None
             faded = 0.35 if row["refused"] else 1.0
             axes.barh(place, width, left=start, color=colour, label=label, height=0.6, alpha=faded)
-            seen.add(part)
             start += width
         if row["budget"]:
             limit = row["budget"] / 1e6

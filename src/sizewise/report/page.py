@@ -193,18 +193,12 @@ def _section(chart: Chart) -> str:
 
 def _figure(chart: Chart) -> str:
     wide = chart.draw(WIDE)
+    both = wide.svg('class="wide"') + chart.draw(NARROW).svg('class="narrow"')
     links = [
         _link(f"{chart.name}.csv", "text/csv", chart.csv(), "Data (CSV)"),
         _link(f"{chart.name}.svg", "image/svg+xml", wide.standalone(), "Figure (SVG)"),
     ]
-    return (
-        f'<p class="note">{escape(chart.note)}</p>{wide.svg(_CLASS.format("wide"))}'
-        f"{chart.draw(NARROW).svg(_CLASS.format('narrow'))}"
-        f'<p class="data">{" · ".join(links)}</p>'
-    )
-
-
-_CLASS = 'class="{}"'
+    return f'<p class="note">{escape(chart.note)}</p>{both}<p class="data">{" · ".join(links)}</p>'
 
 
 def _link(name: str, kind: str, content: str, words: str) -> str:

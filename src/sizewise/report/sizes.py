@@ -27,7 +27,8 @@ def chart(runs: Sequence[Run]) -> Chart:
     note = (
         f"Each line is a model that the method hands out, with its {runs[0].metric} on the test set"
     )
-    note += "; small rings are single seeds." if _seeds(rows) > 1 else "."
+    several = any(len(some) > 1 for scores in rows.values() for some in scores.values())
+    note += "; small rings are single seeds." if several else "."
     if any(len(scores) > SHOWN for scores in rows.values()):
         note += f" Of methods with more than {SHOWN} sizes the first ones are drawn."
     return Chart(
@@ -42,10 +43,6 @@ def chart(runs: Sequence[Run]) -> Chart:
 def _scores(runs: Sequence[Run]) -> Scores:
     names = dict.fromkeys(size for run in runs for size in run.sizes)
     return {size: [run.sizes[size] for run in runs if size in run.sizes] for size in names}
-
-
-def _seeds(rows: dict[str, Scores]) -> int:
-    return max((len(some) for scores in rows.values() for some in scores.values()), default=0)
 
 
 def _draw(rows: dict[str, Scores], width: float) -> Drawing:

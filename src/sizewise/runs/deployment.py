@@ -50,7 +50,6 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-4
 """How far logits of an ONNX model may be from torch's."""
 
-
 COMPARED = 8
 """Batches of noise on which a file is compared with the model that it was made from."""
 
@@ -65,7 +64,6 @@ class Exported:
         accuracy: On the test set, as it is exported; or what the metric of the data says.
         peak: Bytes of inference at their peak, predicted, for a batch of `batch`.
         batch: Samples at a time.
-        parameters: How many it has.
         metadata: What the run's state says of its sizes.
         owner: The device whose memory it was made from, if that is one.
     """
@@ -75,7 +73,6 @@ class Exported:
     accuracy: float
     peak: int
     batch: int
-    parameters: int
     metadata: Mapping[str, Any]
     owner: int | None
 
@@ -119,7 +116,7 @@ def export(
         "peak_bytes": chosen.peak,
         "budget_bytes": memory,
         "batch": batch,
-        "parameters": chosen.parameters,
+        "parameters": sum(parameter.numel() for parameter in chosen.module.parameters()),
         "file": str(out),
         "file_bytes": out.stat().st_size,
         "difference": difference,
@@ -208,7 +205,6 @@ def _exported(setting: Setting, state: State, size: str, model: Deployed, batch:
         fmean(evaluation.total(scores).values(data.metric, data.sets)),
         _peak(module, setting.method.task, batch),
         batch,
-        sum(parameter.numel() for parameter in module.parameters()),
         state.metadata,
         model.owner,
     )

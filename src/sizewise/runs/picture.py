@@ -20,7 +20,14 @@ def full_shapes(method: Method) -> Shapes:
     return {name: tensor.shape for name, tensor in method.task.build().state_dict().items()}
 
 
-def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[str, Any]]:
+def part_names(method: Method, state: State) -> Mapping[str, str]:
+    """Return for each of the server's tensors the name of the part that it belongs to."""
+    return {name: _part(method, name) for name in state.tensors}
+
+
+def parts(
+    method: Method, state: State, plan: Plan, full: Shapes, names: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return the model's parts in order: how much of each a device holds, and when it learns.
 
     Parts are the stem, the blocks and the head; in a model that has no such parts, its children.
@@ -29,7 +36,6 @@ def parts(method: Method, state: State, plan: Plan, full: Shapes) -> list[dict[s
     `stages` (the numbers of the stages, from 1, in which some of it learns).
     """
     copy, view = method.submodels.copy(plan.submodel), method.submodels.view(plan.submodel)
-    names = {name: _part(method, name) for name in state.tensors}
     ordered = _ordered(set(names.values()))
     held, whole = dict.fromkeys(ordered, 0.0), dict.fromkeys(ordered, 0)
     learning: dict[str, set[int]] = {part: set() for part in ordered}

@@ -34,6 +34,7 @@ def rows_and_cuts(config: Config) -> tuple[list[dict[str, Any]], Cuts | None]:
 def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
     """Return one row for each device class; also, as wishes, of those that lack the bytes."""
     state, full = setting.start, picture.full_shapes(setting.method)
+    names = picture.part_names(setting.method, state)
     found = []
     for device, round_index, count in setting.fleet.classes():
         row: dict[str, Any] = {
@@ -55,7 +56,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             plan = setting.method.plan_upper_bound(state, replace(device, memory=None), round_index)
         work = _work(setting, state, plan)
         if refused is None:
-            work["parts"] = picture.parts(setting.method, state, plan, full)
+            work["parts"] = picture.parts(setting.method, state, plan, full, names)
         else:
             work |= {"predicted": refused.needed, "parts": [], "refused": str(refused)}
         found.append({**row, **work})

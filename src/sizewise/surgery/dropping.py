@@ -25,23 +25,18 @@ def drop_blocks(
         ModelError: A block changes the shape and does not say what is left without it.
     """
     for number, path in enumerate(parts.blocks):
-        if number not in kept:
-            block = model.get_submodule(path)
-            model.set_submodule(path, _left(block, path, shapes[number] == shapes[number + 1]))
+        if number in kept:
+            continue
+        block = model.get_submodule(path)
+        dropped = getattr(block, "dropped", None)
+        if not callable(dropped) and shapes[number] != shapes[number + 1]:
+            raise ModelError(
+                f"the block {path!r} changes the shape of its input, so it cannot be left out; "
+                f"keep it in all submodels, or give {type(block).__name__} a method `dropped` that "
+                "returns its shortcut as a module"
+            )
+        model.set_submodule(path, dropped() if callable(dropped) else nn.Identity())
     return model
-
-
-def _left(block: nn.Module, path: str, same_shape: bool) -> nn.Module:
-    if callable(dropped := getattr(block, "dropped", None)):
-        left: nn.Module = dropped()
-        return left
-    if not same_shape:
-        raise ModelError(
-            f"the block {path!r} changes the shape of its input, so it cannot be left out; keep it "
-            f"in all submodels, or give {type(block).__name__} a method `dropped` that returns its "
-            "shortcut as a module"
-        )
-    return nn.Identity()
 
 
 def stages(shapes: Sequence[torch.Size]) -> list[range]:

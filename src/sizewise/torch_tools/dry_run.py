@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from sizewise.torch_tools import results
 from sizewise.torch_tools.copying import copied
 from sizewise.torch_tools.dispatch import DispatchMode
 from sizewise.torch_tools.failures import Paths
@@ -124,6 +125,15 @@ def tensors_in(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+class MetaMode(DispatchMode):
+    """Runs operations on meta tensors while it is entered, without importing torch's compiler."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        return results.on_meta(func, args, kwargs or {})
+
+
 Seen = tuple[str, str, tuple[int, ...]]
 """What an operation computes, the path of the module that runs it, and the shape of its result."""
 
@@ -143,7 +153,7 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        out = func(*args, **(kwargs or {}))
+        out = results.on_meta(func, args, kwargs or {})
         found = tensors_in(out)
         if found and found[0].is_floating_point():
             shape = tuple(found[0].shape)

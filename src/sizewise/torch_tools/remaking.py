@@ -65,7 +65,7 @@ def remade(
 
 
 def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    layers = list(module.modules())
+    layers = _layers(module)
     if not any(hasattr(layer, "__deepcopy__") for layer in layers):
         # The same as `deepcopy` would do, which spends most of its time on empty tables of hooks.
         memo |= {id(layer): object.__new__(type(layer)) for layer in layers}
@@ -127,15 +127,32 @@ def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
 
     They may be in lists, tuples and dictionaries.
     """
-    for layer in module.modules():
+    for layer in _layers(module):
         for name, value in vars(layer).items():
+            kind = type(value)
+            # A layer has dozens of attributes, nearly all of them such.
+            if kind in _ATOMS or (kind in _TABLES and not value):
+                continue
             if isinstance(value, Tensor):
                 yield value
             elif isinstance(value, _CONTAINERS) and value and name not in _OWN:
                 yield from _held(value, set())
 
 
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Return a module and all inside it, each once, in torch's order but ten times as fast."""
+    found: dict[int, nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) not in found:
+            found[id(layer)] = layer
+            waiting += [child for child in reversed(layer._modules.values()) if child is not None]
+    return list(found.values())
+
+
 _CONTAINERS = (list, tuple, dict)
+_TABLES = frozenset({dict, OrderedDict, set})
 _OWN = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -145,4 +162,5 @@ def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
     elif isinstance(value, _CONTAINERS) and id(value) not in seen:
         seen.add(id(value))  # A container may hold itself.
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _held(item, seen)
+            if type(item) not in _ATOMS:
+                yield from _held(item, seen)

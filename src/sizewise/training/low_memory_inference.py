@@ -19,7 +19,7 @@ from sizewise.errors import BudgetTooSmall
 from sizewise.memory.prediction import Meter, predict
 from sizewise.surgery.anatomy import Anatomy
 from sizewise.surgery.norms import uses_batch_statistics
-from sizewise.torch_tools.dry_run import on_meta
+from sizewise.torch_tools.dry_run import MetaMode, on_meta
 from sizewise.training import buffering
 from sizewise.training.loop import own_tensors
 
@@ -74,7 +74,7 @@ class LowMemoryInference(nn.Module):
         for path, skeleton in zip(self._paths, self._skeletons, strict=True):
             footprint = predict(model.get_submodule(path), hidden, training=False)
             most = max(most, footprint.peak)
-            with torch.no_grad():
+            with torch.no_grad(), MetaMode():
                 hidden = torch.empty_like(skeleton(hidden), memory_format=torch.contiguous_format)
         return most
 

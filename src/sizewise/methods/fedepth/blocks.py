@@ -188,6 +188,11 @@ class BlockSubmodels(Submodels):
         peers = (self._learning(f"{PEERS}{n}", blocks) for n, blocks in enumerate(run.peers))
         return (*own, *chain.from_iterable(peers))
 
+    @cached_property
+    def _weights(self) -> list[str]:
+        """The names of the model's parameters, each with a dot behind it."""
+        return [f"{name}." for name, _ in self.pattern(TakenApart()).named_parameters()]
+
     def _learning(self, model: str, blocks: Blocks) -> Iterator[str]:
         """Yield the prefixes of what learns in one model; parts without weights have none."""
         parts = self.parts
@@ -195,9 +200,8 @@ class BlockSubmodels(Submodels):
         paths += parts.stem if blocks.stem else ()
         own = model == "model" and self.has_exit(blocks.stop)
         paths += parts.head if not own or self.heads == "skip" else ()
-        weights = [f"{name}." for name, _ in self.pattern(TakenApart()).named_parameters()]
         for path in paths:
-            if any(name.startswith(f"{path}.") for name in weights):
+            if any(name.startswith(f"{path}.") for name in self._weights):
                 yield f"{model}.{path}"
         if own:
             yield f"exits.{blocks.stop}"

@@ -152,8 +152,16 @@ class NeFL(Method):
 
     def _sketched(self, submodel: Scaled) -> int:
         """Return the bytes of training a submodel that need not be built."""
-        sketch = self.submodels.sketch(self._checked(submodel))
-        return self.costs.of(sketch, submodel, self.task.stage()).footprint.peak
+        if submodel not in self._peaks:
+            sketch = self.submodels.sketch(self._checked(submodel))
+            cost = self.costs.of(sketch, submodel, self.task.stage())
+            self._peaks[submodel] = cost.footprint.peak
+        return self._peaks[submodel]
+
+    @cached_property
+    def _peaks(self) -> dict[Scaled, int]:
+        """What submodels need that were looked at: a cache, never a result."""
+        return {}
 
     def _checked(self, submodel: Scaled) -> Scaled:
         """Return a submodel with its blocks in order; raise ConfigError if it has other ones."""

@@ -105,7 +105,7 @@ class ScaledSubmodels(Submodels):
         learn = {name: p.requires_grad for name, p in self._example.named_parameters()}
         for name, parameter in sketch.named_parameters():
             parameter.requires_grad_(learn.get(name, True))
-        return sketch
+        return sketch.train()  # As models are built, so that what is known of either serves both.
 
     @cached_property
     def _example(self) -> nn.Module:

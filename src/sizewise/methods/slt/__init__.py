@@ -123,9 +123,9 @@ class SLT(Method):
         """Return the bytes of a step of training a configuration."""
         key = (full, frozen, width)
         if key not in self._bytes:
-            # Built for this only: a search looks at too many models to keep them.
+            # Cut for this only: a search looks at too many models to keep them.
             chosen = configuration(full, width)
-            module = self.submodels.build(chosen)
+            module = self.submodels.cut(chosen)
             stage = replace(self.task.stage(), trainable=self.submodels.learning(frozen))
             if self.options.assign == "ratio":
                 images = self.task.inputs(self.task.recipe.batch)
@@ -135,7 +135,7 @@ class SLT(Method):
                     self._bytes[key] = self.costs.of(module, chosen, stage).footprint.peak
                 except ModelError:
                     # Which layer is to blame is known to the check.
-                    self.submodels.shrunk(chosen, check=True)
+                    self.submodels.cut(chosen, check=True)
                     raise
         return self._bytes[key]
 

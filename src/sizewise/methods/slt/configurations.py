@@ -94,12 +94,13 @@ class LayerSubmodels(Submodels):
         return max(group.size for group in self.channels.groups)
 
     def build(self, submodel: Any) -> nn.Module:
-        """Build a configuration's model, cut from a fresh full one."""
-        return self.shrunk(submodel)
+        """Build a configuration's model; narrower ones are cut from the full one."""
+        narrow = submodel.width < 1
+        return self.cut(submodel) if narrow else self.task.build()
 
-    def shrunk(self, submodel: Configuration, check: bool = False) -> nn.Module:
-        """Build a configuration's model, and perhaps check that it computes what it should."""
-        full, kept = self.task.build(), self.kept(submodel)
+    def cut(self, submodel: Configuration, check: bool = False) -> nn.Module:
+        """Return a configuration's model, to look at; perhaps check what it computes."""
+        full, kept = self.pattern(Configuration()), self.kept(submodel)
         return full if kept is None else shrinking.shrink(full, self.channels, kept, check=check)
 
     def kept(self, submodel: Any) -> Kept | None:
