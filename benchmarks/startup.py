@@ -65,7 +65,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--against", metavar="SRC", help="another copy's `src`")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--smoke", action="store_true", help="one method once, and not judged")
     options = parser.parse_args()
+    if options.smoke:
+        options.methods, options.repeats = ["fedavg"], 1
     sources = {"": HERE} | ({"before ": options.against} if options.against else {})
     torch: list[float] = []
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
@@ -86,7 +89,7 @@ def main() -> None:
             values += [f"{began:.2f}", f"x {ratio:.2f}", f"{ended:.2f}"]
             late |= not label and began > LIMIT
         print(f"{method:<12}", *(f"{value:>15}" for value in values))
-    sys.exit(late)
+    sys.exit(late and not options.smoke)
 
 
 if __name__ == "__main__":
