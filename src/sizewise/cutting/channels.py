@@ -21,12 +21,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import starmap
 
 import numpy as np
 from torch import Tensor, nn
 
-from sizewise.cutting.tracer import Result, Tracer
+from sizewise.cutting.tracer import Mask, Step, Tracer
 from sizewise.cutting.union_find import FIXED, Array, Labels, varying
 from sizewise.errors import ModelError
 from sizewise.torch_tools.dispatch import DispatchMode
@@ -35,9 +35,6 @@ from sizewise.torch_tools.failures import OTHERWISE, Paths, reason, told
 
 Kept = Mapping[str, Tensor]
 """For each group's name, the kept channels: a sorted int64 tensor."""
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-"""For each channel id, whether it is kept."""
 
 WHOLE = -1
 """The id of coordinates that are never cut."""
@@ -60,32 +57,6 @@ class Group:
     index: int
     size: int
     members: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """The result of one operation of the forward pass.
-
-    Attributes:
-        operation: What it computes, see `computed`.
-        module: Path of the module whose forward ran it.
-        shape: Shape of its (first) result.
-        ids: For each dimension that can be cut, the channel id of each coordinate.
-        drops: Whether it is a sum in which a loosely cut model drops channels of a shortcut.
-    """
-
-    operation: str
-    module: str
-    shape: tuple[int, ...]
-    ids: Mapping[int, Array]
-    drops: bool = False
-
-    def cut_shape(self, mask: Mask) -> tuple[int, ...]:
-        """Return the shape of the same result in a model that has only the kept channels."""
-        return tuple(
-            int(mask[self.ids[dim]].sum()) if dim in self.ids else size
-            for dim, size in enumerate(self.shape)
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +166,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         # Layers follow each other as they run, whatever the order of their definition.
         order = {key: number for number, key in enumerate(used)}
         named = dict(sorted(named.items(), key=lambda item: order.get(id(item[1]), len(order))))
-    found = _collect(labels, named, {mode: tracer.results for mode, tracer in tracers.items()})
+    found = _collect(labels, named, tracers)
     return replace(
         found,
         saved=tuple(model.state_dict()),
@@ -210,8 +181,7 @@ def _both_modes(
     double: nn.Module, labels: Labels, inputs: Sequence[Tensor], loose: bool
 ) -> dict[bool, Tracer]:
     """Trace a model in eval mode (key False), and in training mode (True) if it differs there."""
-    for tensor in inputs:
-        labels.set_from_inputs(tensor)
+    labels.from_inputs.update(dict.fromkeys(inputs, True))
     paths = Paths(double)
     watch = partial(_outputs, double, paths, inputs)
     tracers = {False: Tracer(labels, double, paths, loose)}
@@ -219,7 +189,8 @@ def _both_modes(
     try:
         if _differs(tracers[False], paths, partial(watch, True)):
             tracers[True] = Tracer(labels, double, paths, loose)
-            _follow(tracers[True], labels, partial(watch, True), tracers[False].results)
+            before = [factor for _, factors in tracers[False].results for factor in factors]
+            _follow(tracers[True], labels, partial(watch, True), before)
     except ModelError as error:
         # It may need data there, to drop layers at random say. `verify` runs it with data.
         labels.notes.place = "", type(double).__name__
@@ -254,7 +225,7 @@ def _outputs(
 
 
 def _follow(
-    tracer: Tracer, labels: Labels, watched: _Watched, known: Sequence[Result] = ()
+    tracer: Tracer, labels: Labels, watched: _Watched, before: Sequence[Array] = ()
 ) -> None:
     """Label all that a model computes, and fix what it returns.
 
@@ -266,15 +237,15 @@ def _follow(
         tracer.forget(tensor)
         for factor in labels.of(tensor):
             free = np.setdiff1d(labels.find(factor), FIXED)
-            before = (labels.find(other) for result in known for other in result.factors)
-            labels.fix(factor, "stays whole" if any(np.isin(free, b).any() for b in before) else "")
+            known = any(np.isin(free, labels.find(other)).any() for other in before)
+            labels.fix(factor, "stays whole" if known else "")
 
 
 def _differs(tracer: Tracer, paths: Paths, watched: _Watched) -> bool:
     """Tell whether a model computes or returns something else than it did when it was traced."""
     recorder = Recorder(paths)
     shapes = [[t.shape for t in found] for found in (watched(recorder), tracer.outputs)]
-    traced = [(result.operation, result.module, result.shape) for result in tracer.results]
+    traced = [(step.operation, step.module, step.shape) for step, _ in tracer.results]
     return traced != recorder.seen or shapes[0] != shapes[1]
 
 
@@ -295,14 +266,13 @@ def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:
 
 
 def _collect(
-    labels: Labels,
-    named: Mapping[str, Tensor],
-    results: Mapping[bool, Sequence[Result]],
+    labels: Labels, named: Mapping[str, Tensor], tracers: Mapping[bool, Tracer]
 ) -> Channels:
     """Number the channels group by group and write every tensor's dimensions in these numbers."""
-    for result in (result for found in results.values() for result in found):
-        for factor in result.factors:
-            labels.reduced(factor)  # One that is down to a single set by now is fixed.
+    for tracer in tracers.values():
+        for _, factors in tracer.results:
+            for factor in factors:
+                labels.reduced(factor)  # One that is down to a single set by now is fixed.
     roots: dict[str, list[Array]] = {}
     for name, tensor in named.items():
         cut = _by_dimension(labels, labels.of(tensor))
@@ -333,16 +303,15 @@ def _collect(
         spots = tuple((tensor, dim) for tensor, dim, _ in where)
         groups.append(Group(name, len(groups), len(channels), spots))
 
-    def step(result: Result) -> Step:
-        dims = _by_dimension(labels, result.factors)
-        ids = {dim: lookup[found] for dim, found in dims.items()}
-        return Step(result.operation, result.module, result.shape, ids, result.drops)
+    def numbered(step: Step, factors: Sequence[Array]) -> Step:
+        dims = _by_dimension(labels, factors)
+        return replace(step, ids={dim: lookup[found] for dim, found in dims.items()})
 
     return Channels(
         groups=tuple(groups),
         notes=labels.notes.sentences(),
         tensors={name: tuple(lookup[found] for found in dims) for name, dims in roots.items()},
-        passes={mode: tuple(map(step, found)) for mode, found in results.items()},
+        passes={mode: tuple(starmap(numbered, t.results)) for mode, t in tracers.items()},
     )
 
 

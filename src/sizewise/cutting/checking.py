@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from sizewise.cutting.channels import Channels, Mask, Step
+from sizewise.cutting.channels import Channels
+from sizewise.cutting.tracer import Mask, Step
 from sizewise.errors import ModelError
 from sizewise.torch_tools.dry_run import Recorder, Seen, named_tensors, on_meta, run
 from sizewise.torch_tools.failures import OTHERWISE, Paths, told
@@ -24,10 +25,7 @@ _ADVICE = (
 def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
     """Raise ModelError unless every operation gives the shape that its channels predict.
 
-    Args:
-        small: The narrow model; it is left as it was.
-        channels: What `trace` found in the full model.
-        mask: Which channels are kept.
+    The narrow model is left as it was; `channels` is what `trace` found in the full one.
     """
     double = on_meta(small, trial=True)
     paths = Paths(double)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from sizewise.cutting.channels import Channels, Kept, Mask, Step
+from sizewise.cutting.channels import Channels, Kept
+from sizewise.cutting.tracer import Mask, Step
 from sizewise.errors import ModelError
 from sizewise.exchange.view import View, cut
 from sizewise.torch_tools.dispatch import DispatchMode
@@ -32,18 +33,13 @@ class Pair:
     """A narrow model and the masked full one, side by side, in float64."""
 
     def __init__(
-        self, small: nn.Module, full: nn.Module, channels: Channels, kept: Kept, slots: View
+        self, small: nn.Module, full: nn.Module, channels: Channels, kept: Kept, places: View
     ) -> None:
         """Take two models that are nobody else's; a pass in training changes their statistics.
 
-        Args:
-            small: The narrow model.
-            full: The masked one.
-            channels: What `trace` found in it.
-            kept: For each group, the kept channels.
-            slots: Where the tensors of the narrow model live in the full one.
+        `places` says where the tensors of the narrow model live in the full one.
         """
-        self._small, self._full, self._slots = small, full, slots
+        self._small, self._full, self._places = small, full, places
         self._small_paths, self._full_paths = Paths(small), Paths(full)
         self._channels, self._mask = channels, channels.mask(kept)
         self._name = type(small).__name__
@@ -65,7 +61,7 @@ class Pair:
         error = _largest(got, expected)
         if training:
             buffers = dict(self._small.named_buffers())
-            theirs = cut(self._full.state_dict(), self._slots)
+            theirs = cut(self._full.state_dict(), self._places)
             error = max(
                 error, *(_largest(buffers[n], theirs[n]) for n in buffers if n in theirs), 0
             )
@@ -193,8 +189,7 @@ def _unit_scale() -> Iterator[None]:
 class _Steady(DispatchMode):
     """Replaces random numbers by constants, the same at every width, and rounds to float64 only.
 
-    Attributes:
-        decides: Whether a single number was drawn, by which a forward may choose its way.
+    `decides` tells whether a single number was drawn, by which a forward may choose its way.
     """
 
     def __init__(self, chance: float) -> None:
@@ -202,10 +197,7 @@ class _Steady(DispatchMode):
         self.decides = False
         self._chance = chance
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        kwargs = kwargs or {}
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
         if (kwargs.get("dtype") or torch.int64).is_floating_point:
             kwargs = {**kwargs, "dtype": torch.float64}
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -234,12 +226,10 @@ class _Factors(DispatchMode):
         super().__init__()
         self.seen: list[float] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
         if _scales(func, args):
             self.seen.append(args[1])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _AsNarrow(DispatchMode):
@@ -260,15 +250,13 @@ class _AsNarrow(DispatchMode):
         self._mask, self._paths = mask, paths
         self._factors = iter(factors)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
         name = operation(func)
         if _scales(func, args):
             args = (args[0], next(self._factors, args[1]), *args[2:])
         if name == "native_layer_norm":
             return self._normalised(func, *args)
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         if name == "_weight_norm_interface":
             out[0].nan_to_num_()  # A row of zeros has no direction.
         if "add" in computed(func) and out.is_floating_point():
@@ -282,22 +270,15 @@ class _AsNarrow(DispatchMode):
         waiting = self._steps[name, self._paths.current]
         return waiting.pop() if waiting else None
 
-    def _normalised(
-        self,
-        func: Any,
-        x: Tensor,
-        shape: Sequence[int],
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-    ) -> object:
+    def _normalised(self, func: Any, x: Tensor, shape: Sequence[int], *args: Any) -> object:
         step = self._next("native_layer_norm")
         # The last dimension is the one that is normalised; if several are, none is cut.
         ids = None if step is None else step.ids.get(len(step.shape) - 1)
         if ids is None:
-            return func(x, shape, weight, bias, eps)
+            return func(x, shape, *args)
         at = torch.from_numpy(np.flatnonzero(self._mask[ids]))
-        affine = (None if tensor is None else tensor[at] for tensor in (weight, bias))
+        *affine, eps = args  # Weight and bias.
+        affine = [None if tensor is None else tensor[at] for tensor in affine]
         out, mean, rstd = func(x[..., at], [len(at)], *affine, eps)
         return torch.zeros_like(x).index_copy_(-1, at, out), mean, rstd
 
@@ -314,10 +295,8 @@ class _Results(DispatchMode):
         self.by_place: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
         self._paths = paths
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        out = func(*args, **(kwargs or {}))
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
+        out = func(*args, **kwargs)
         tensors = tensors_in(out)
         if tensors and tensors[0].is_floating_point():
             kept = tensors[0].clone()  # It may be changed in place.

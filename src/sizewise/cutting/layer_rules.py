@@ -52,19 +52,13 @@ def paired(
 ) -> list[Array]:
     """Tie tensors to each other along some dimensions, entry by entry.
 
-    Args:
-        labels: The labels so far.
-        tensors: Of `rank` dimensions, or fewer, which broadcast.
-        dims: The dimensions along which they are paired, counted from 0 in `rank`.
-        rank: Number of dimensions.
-
-    Returns:
-        Factors over these dimensions that all tensors agree on.
+    Tensors have `rank` dimensions, counted from 0, or fewer, and then broadcast. Returns factors
+    over the given dimensions that all tensors agree on.
     """
     operands = [tensor for tensor in tensors if tensor.ndim]
     for dim in dims:
         present = [t for t in operands if dim >= rank - t.ndim and t.shape[dim - rank] > 1]
-        if any(not _labelled(labels, t, dim - rank) for t in present):
+        if not all(any(f.shape[dim - rank] > 1 for f in labels.of(t)) for t in present):
             for tensor in present:
                 labels.keep_whole(tensor, dim - rank, _why(labels, tensor))
     merged: list[tuple[Array, str]] = []
@@ -82,27 +76,14 @@ def paired(
 
 
 def _why(labels: Labels, tensor: Tensor) -> str:
-    return PAIRED if labels.from_inputs(tensor) else ""
-
-
-def _labelled(labels: Labels, tensor: Tensor, dim: int) -> bool:
-    return any(factor.shape[dim] > 1 for factor in labels.of(tensor))
+    return PAIRED if tensor in labels.from_inputs else ""
 
 
 @RULES.add("convolution")
 def _convolution(
-    labels: Labels,
-    out: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: object,
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: int,
+    labels: Labels, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any
 ) -> None:
+    *_, transposed, _, groups = args
     for dim in range(2, x.ndim):
         labels.keep_whole(x, dim, "slides over channels; those it reads stay whole")
         labels.keep_whole(weight, dim)
@@ -155,36 +136,25 @@ def _batch_norm(labels: Labels, out: Any, x: Tensor, *args: Any) -> None:
     for dim in range(x.ndim):
         if dim != 1:  # In training, its statistics are over all that is not a channel to it.
             labels.keep_whole(x, dim, STATISTICS)
-    _affine(labels, first(out), x, [t for t in args[:4] if isinstance(t, Tensor)], args[0], args[1])
+    _affine(labels, out, x, *args)
 
 
-def _affine(
-    labels: Labels,
-    out: Tensor,
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> None:
-    """Label a norm whose channels are dimension 1: a weight that is masked makes it silent."""
-    for tensor in tensors:
-        labels.pair(tensor, 0, x, 1)
-    scale = x if weight is None else weight
+def _affine(labels: Labels, out: Any, x: Tensor, *args: Any) -> None:
+    """Label a norm whose channels are dimension 1: a weight that is masked makes it silent.
+
+    Its arguments are weight and bias, which may be None, perhaps statistics, and numbers.
+    """
+    for tensor in args:
+        if isinstance(tensor, Tensor):
+            labels.pair(tensor, 0, x, 1)
+    scale, bias = x if args[0] is None else args[0], args[1]
     loud = labels.loud(scale) or (bias is not None and labels.loud(bias))
-    labels.put(out, labels.of(x), loud)
+    labels.put(first(out), labels.of(x), loud)
 
 
 @RULES.add("native_layer_norm")
-def _layer_norm(
-    labels: Labels,
-    out: Any,
-    x: Tensor,
-    shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> None:
-    affine = [tensor for tensor in (weight, bias) if tensor is not None]
+def _layer_norm(labels: Labels, out: Any, x: Tensor, shape: Sequence[int], *args: Any) -> None:
+    affine = [tensor for tensor in args if isinstance(tensor, Tensor)]
     if len(shape) == 1:
         for tensor in affine:
             labels.pair(tensor, 0, x, -1)
@@ -196,18 +166,8 @@ def _layer_norm(
 
 
 @RULES.add("native_group_norm")
-def _group_norm(
-    labels: Labels,
-    out: Any,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    pixels: int,
-    groups: int,
-    eps: float,
-) -> None:
+def _group_norm(labels: Labels, out: Any, x: Tensor, *args: Any) -> None:
+    *_, groups, _ = args
     for dim in range(2, x.ndim):
         labels.keep_whole(x, dim, STATISTICS)
     found = labels.along(x, 1)
@@ -219,8 +179,7 @@ def _group_norm(
         elif not isinstance(labels.layer, nn.GroupNorm):
             labels.fix(found, "has a fixed number of groups; the channels it reads stay whole")
         labels.tie(by_group, by_group[:, :1])
-    affine = [tensor for tensor in (weight, bias) if tensor is not None]
-    _affine(labels, first(out), x, affine, weight, bias)
+    _affine(labels, out, x, *args)
 
 
 @RULES.add("embedding")
@@ -268,19 +227,15 @@ def _contract(labels: Labels, out: Tensor, left: Tensor, right: Tensor, letters:
     labels.put(out, [spread(f, dim, out.ndim) for f, dim in factors if f is not None], loud)
 
 
-@RULES.add("mm")
+@RULES.add("mm", "bmm")
 def _mm(labels: Labels, out: Tensor, left: Tensor, right: Tensor) -> None:
-    _contract(labels, out, left, right, "mk,kn->mn")
-
-
-@RULES.add("bmm")
-def _bmm(labels: Labels, out: Tensor, left: Tensor, right: Tensor) -> None:
-    _contract(labels, out, left, right, "bmk,bkn->bmn")
+    batch = "b" * (left.ndim - 2)
+    _contract(labels, out, left, right, f"{batch}mk,{batch}kn->{batch}mn")
 
 
 @RULES.add("addmm", "baddbmm")
 def _addmm(labels: Labels, out: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> None:
-    (_mm if left.ndim == 2 else _bmm)(labels, out, left, right)
+    _mm(labels, out, left, right)
     _biased(labels, out, bias)
 
 

@@ -5,7 +5,7 @@ has more; the others are dropped, as in SLT. The model's code need not know: its
 care of while its forward runs.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,9 @@ def drop_channels(model: nn.Module, broadcasts: Collection[str] = ()) -> nn.Modu
     turn = _Turn()
     for path, part in model.named_modules():
         if part is model or path in broadcasts or next(part.children(), None) is not None:
-            dropper = _Dropper(path in broadcasts, turn)
-            part.register_forward_pre_hook(dropper.begin)
-            part.register_forward_hook(dropper.end, always_call=True)
+            sums = _Sums(path in broadcasts, turn)
+            part.register_forward_pre_hook(sums.begin)
+            part.register_forward_hook(sums.end, always_call=True)
     return model
 
 
@@ -47,36 +47,20 @@ class _Turn:
     taken: bool = False
 
 
-class _Dropper:
-    """Watches the sums of a model while its forward runs."""
-
-    def __init__(self, broadcasts: bool, turn: _Turn) -> None:
-        self._modes: list[_Sums] = []
-        self._broadcasts, self._turn = broadcasts, turn
-
-    def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        mode = _Sums(self._broadcasts, self._turn)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        self._modes.append(mode)
-
-    def end(self, module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
-        self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-
 class _Sums(TorchFunctionMode):
-    """Cuts the wider of two terms to the other's shape."""
+    """Cuts the wider of two terms to the other's shape, while a module's forward runs."""
 
     def __init__(self, broadcasts: bool, turn: _Turn) -> None:
         super().__init__()
         self._broadcasts, self._turn = broadcasts, turn
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def begin(self, *_: object) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self, *_: object) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = func in _SUMS and isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
         if not tensors or self._turn.taken:
             return func(*args, **(kwargs or {}))

@@ -60,14 +60,9 @@ def _permute(labels: Labels, out: Tensor, x: Tensor, dims: Sequence[int]) -> Non
     labels.put(out, [factor.transpose(order) for factor in labels.of(x)])
 
 
-@RULES.add("transpose")
-def _transpose(labels: Labels, out: Tensor, x: Tensor, one: int, other: int) -> None:
+@RULES.add("transpose", "t")
+def _transpose(labels: Labels, out: Tensor, x: Tensor, one: int = 0, other: int = -1) -> None:
     labels.put(out, [factor.swapaxes(one, other) for factor in labels.of(x)])
-
-
-@RULES.add("t")
-def _t(labels: Labels, out: Tensor, x: Tensor) -> None:
-    labels.put(out, [factor.T for factor in labels.of(x)])
 
 
 @RULES.add("unsqueeze")

@@ -16,8 +16,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from sizewise.cutting import checking
-from sizewise.cutting.channels import Channels, Kept, Mask, Step
+from sizewise.cutting.channels import Channels, Kept
 from sizewise.cutting.narrowing import drop_channels
+from sizewise.cutting.tracer import Mask, Step
 from sizewise.cutting.union_find import Array
 from sizewise.errors import ModelError, SizewiseError
 from sizewise.exchange.view import Index, TensorSlice
@@ -34,7 +35,7 @@ def view(channels: Channels, kept: Kept) -> dict[str, TensorSlice]:
         kept: For each group, the kept channels.
 
     Returns:
-        For each name in the model's `state_dict`, a slot of the same name. Kept entries that are
+        For each name in the model's `state_dict`, a place of the same name. Kept entries that are
         neighbours are a slice, so reading them copies nothing.
 
     Raises:
@@ -79,9 +80,8 @@ def shrink(model: nn.Module, channels: Channels, kept: Kept, *, check: bool = Tr
 
     def piece(tensor: Tensor) -> Tensor:
         name = names[id(tensor)]
-        found = TensorSlice(name, _index(channels.tensors[name], mask)).read(
-            {name: tensor.detach()}
-        )
+        place = TensorSlice(name, _index(channels.tensors[name], mask))
+        found = place.read({name: tensor.detach()})
         # Contiguous in any case: narrow channels-last convolutions corrupt memory on CPU.
         return found.clone(memory_format=torch.contiguous_format)
 

@@ -34,15 +34,9 @@ def wakes(func: Any, args: Sequence[Any]) -> bool:
 def is_loud(
     labels: Labels, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, loud: set[int]
 ) -> bool:
-    """Tell whether the result of a pointwise operation is loud.
+    """Tell whether the result of a pointwise operation, which has its factors already, is loud.
 
-    Args:
-        labels: With the factors of `out`.
-        func: The operation.
-        args: Its arguments.
-        kwargs: Its arguments by name.
-        out: Its result.
-        loud: Ids of the arguments that were loud before; the result may be one of them.
+    `loud` has the ids of the arguments that were loud before; the result may be one of them.
     """
     read = tensors_in((args, kwargs))
     for factor in labels.of(out):

@@ -1,9 +1,10 @@
 """The tracer: applies the rule of every operation that a model runs, and remembers the results."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -17,24 +18,35 @@ from sizewise.torch_tools.dispatch import DispatchMode
 from sizewise.torch_tools.dry_run import computed, operation, positional, tensors_in
 from sizewise.torch_tools.failures import Paths
 
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+"""For each channel id, whether it is kept."""
+
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """The result of one operation that computes something.
+class Step:
+    """The result of one operation of the forward pass.
 
     Attributes:
         operation: What it computes, see `computed`.
         module: Path of the module whose forward ran it.
         shape: Shape of its (first) result.
-        factors: The labels of that.
-        drops: Whether it is a sum in which a narrower model drops channels of a shortcut.
+        ids: For each dimension that can be cut, the channel id of each coordinate; known when all
+            is traced.
+        drops: Whether it is a sum in which a loosely cut model drops channels of a shortcut.
     """
 
     operation: str
     module: str
     shape: tuple[int, ...]
-    factors: list[Array]
-    drops: bool
+    ids: Mapping[int, Array] = field(default_factory=dict)
+    drops: bool = False
+
+    def cut_shape(self, mask: Mask) -> tuple[int, ...]:
+        """Return the shape of the same result in a model that has only the kept channels."""
+        return tuple(
+            int(mask[self.ids[dim]].sum()) if dim in self.ids else size
+            for dim, size in enumerate(self.shape)
+        )
 
 
 class Tracer(DispatchMode):
@@ -42,7 +54,7 @@ class Tracer(DispatchMode):
 
     Attributes:
         used: Ids of the tensors that were read, in the order of their first use.
-        results: What the operations gave, in order.
+        results: What the operations gave, in order, and the labels of that.
         outputs: What the model returned, for those who run it.
         broadcasts: Paths of the modules with a sum of a map of one channel and one of several.
     """
@@ -50,7 +62,7 @@ class Tracer(DispatchMode):
     def __init__(self, labels: Labels, model: nn.Module, paths: Paths, loose: bool) -> None:
         super().__init__()
         self.used: dict[int, None] = {}
-        self.results: list[Result] = []
+        self.results: list[tuple[Step, list[Array]]] = []
         self.outputs: list[Tensor] = []
         self.broadcasts: set[str] = set()
         self._labels, self._paths, self._loose = labels, paths, loose
@@ -59,10 +71,7 @@ class Tracer(DispatchMode):
         self._read: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._notes: MutableMapping[Tensor, list[Any]] = WeakTensorKeyDictionary()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        kwargs = kwargs or {}
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
         out = results.on_meta(func, args, kwargs)
         read, gives = tensors_in((args, kwargs)), tensors_in(out)
         self.used.update(dict.fromkeys(id(tensor) for tensor in read))
@@ -71,14 +80,14 @@ class Tracer(DispatchMode):
             self._label(func, args, kwargs, out, read, drops)
         for tensor in read:
             self._read[tensor] = True
-        if any(self._labels.from_inputs(tensor) for tensor in read):
-            for tensor in gives:
-                self._labels.set_from_inputs(tensor)
+        if any(tensor in self._labels.from_inputs for tensor in read):
+            self._labels.from_inputs.update(dict.fromkeys(gives, True))
         if gives and gives[0].is_floating_point():
             factors = self._labels.of(gives[0])
             for kind in computed(func):
                 shape = tuple(gives[0].shape)
-                self.results.append(Result(kind, self._paths.current, shape, factors, drops))
+                step = Step(kind, self._paths.current, shape, drops=drops)
+                self.results.append((step, factors))
         return out
 
     def _label(

@@ -78,7 +78,7 @@ class Notes:
         found = []
         for (operation, why), (first, *others) in places.items():
             where = f"{operation} in {first}" if operation else first
-            more = f"{', '.join(others[:2])}" + f" and {len(others) - 2} more" * (len(others) > 2)
+            more = ", ".join(others[:2]) + f" and {len(others) - 2} more" * (len(others) > 2)
             found.append(f"{where} {why}" + (f" (also {more})" if others else ""))
         return tuple(found)
 
@@ -89,10 +89,11 @@ class Labels:
     def __init__(self) -> None:
         self.notes = Notes()
         self.layer: object = None  # The module whose forward is under way.
+        # The tensors that were computed from the model's inputs, and not from weights only.
+        self.from_inputs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._parent = np.zeros(1, dtype=np.int64)
         self._factors: MutableMapping[Tensor, list[Array]] = WeakTensorKeyDictionary()
         self._loud: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
-        self._from_inputs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._joint: list[Array] = []
         self._ties: list[tuple[Array, Place]] = []
 
@@ -111,10 +112,7 @@ class Labels:
     def find(self, labels: Array) -> Array:
         """Return the representative of each label's set: its smallest member."""
         roots = self._parent[labels]
-        while True:
-            above = self._parent[roots]
-            if np.array_equal(above, roots):
-                break
+        while not np.array_equal(above := self._parent[roots], roots):
             roots = above
         self._parent[labels] = roots
         return roots
@@ -180,14 +178,6 @@ class Labels:
         """Set whether a tensor is loud."""
         self._loud[tensor] = loud
 
-    def from_inputs(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor was computed from the model's inputs, and not from weights only."""
-        return tensor in self._from_inputs
-
-    def set_from_inputs(self, tensor: Tensor) -> None:
-        """Remember that a tensor was computed from the model's inputs."""
-        self._from_inputs[tensor] = True
-
     def along(self, tensor: Tensor, dim: int) -> Array | None:
         """Return the labels (n,) along a dimension, or None if it is kept as a whole.
 
@@ -221,10 +211,8 @@ class Labels:
     def meet(self, left: Array | None, right: Array | None, *, why: Sequence[str] = "") -> None:
         """Unify the labels of two dimensions that are paired; what is whole makes the other whole.
 
-        Args:
-            left: Labels (n,), or None for a dimension that is whole.
-            right: The same of the other dimension.
-            why: For each of them, the note to make if some of its labels become fixed.
+        Labels are (n,), or None for a dimension that is whole; `why` has, for each dimension, the
+        note to make if some of its labels become fixed.
         """
         for one, other, reason in zip((left, right), (right, left), why, strict=False):
             if one is not None and reason:
@@ -244,7 +232,7 @@ class Labels:
         Weights are not: what they read is whole, so there is nothing to cut.
         """
         sides = self.along(left, left_dim), self.along(right, right_dim)
-        self.meet(*sides, why=[PAIRED if self.from_inputs(t) else "" for t in (left, right)])
+        self.meet(*sides, why=[PAIRED if t in self.from_inputs else "" for t in (left, right)])
         return None if sides[1] is None else sides[0]
 
     def split_later(self, factor: Array) -> None:

@@ -72,12 +72,12 @@ def verify(
     full = copied(model, _exact, _exact)
     _randomise(full, generator)
     small = shrink(full, channels, kept)
-    slots = view(channels, kept)
+    places = view(channels, kept)
     held = small.state_dict()
-    for name, tensor in cut(full.state_dict(), slots).items():
+    for name, tensor in cut(full.state_dict(), places).items():
         if not torch.equal(tensor, held[name]):
             raise ModelError(f"the cut model's {name!r} is not what its view says; this is a bug")
-    pair = Pair(small, masked(full, channels, kept), channels, kept, slots)
+    pair = Pair(small, masked(full, channels, kept), channels, kept, places)
     given = [_input(x, generator) for x in inputs or channels.inputs]
     return max(pair.difference(given, training) for training in (False, True))
 

@@ -94,11 +94,7 @@ def prune(folder: Path) -> None:
 
 
 class DeviceFiles(Mapping[int, Mapping[str, Tensor]]):
-    """What devices remember between rounds, in one file each, read when asked for.
-
-    Attributes:
-        paths: The file of each device that remembers something.
-    """
+    """What devices remember between rounds, in one file each, read when asked for."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         self.paths = dict(paths)

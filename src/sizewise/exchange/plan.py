@@ -88,13 +88,7 @@ class Plan:
 
 
 def read_plan(values: Mapping[str, Any], submodel: type[Submodel], work: type[Work]) -> Plan:
-    """Return the plan that `plain` made JSON-able.
-
-    Args:
-        values: The plan, as plain values.
-        submodel: The method's kind of submodel.
-        work: Its kind of work.
-    """
+    """Return the plan that `plain` made JSON-able, given a method's kinds of submodel and work."""
     stages = [{**stage, "work": {}} for stage in values["stages"]]
     plan = build(Plan, {**values, "submodel": {}, "stages": stages}, "plan")
     return replace(
@@ -108,11 +102,9 @@ def read_plan(values: Mapping[str, Any], submodel: type[Submodel], work: type[Wo
 
 
 def portions(plans: Sequence[Plan], most: Callable[[Plan], int]) -> list[list[Plan]]:
-    """Divide plans into runs of those that are alike but for their devices.
+    """Divide plans, in order, into runs of those that are alike but for their devices.
 
-    Args:
-        plans: In order.
-        most: How many may be in a run that begins with this plan.
+    `most` tells how many may be in a run that begins with a plan.
     """
     found: list[list[Plan]] = []
     limit = 0

@@ -12,6 +12,7 @@ model's own head. `MultiExit` holds the blocks up to its last exit and nothing b
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -130,16 +131,9 @@ class MultiExit(nn.Module):
     def __init__(
         self, model: nn.Module, parts: Anatomy, exits: Mapping[int, nn.Module | None]
     ) -> None:
-        """Take a model apart; it is not the caller's any more.
-
-        Args:
-            model: The whole model.
-            parts: Its anatomy.
-            exits: The exits by the number of blocks before them, ascending; None is the head.
-        """
+        """Take a whole model apart; it is not the caller's any more. None is the head's exit."""
         super().__init__()
-        self.parts, self.stops = parts, tuple(exits)
-        self.model = model
+        self.model, self.parts, self.stops = model, parts, tuple(exits)
         ways = {str(stop): way for stop, way in exits.items() if way is not None}
         self.exits = nn.ModuleDict(ways)
         gone = list(parts.blocks[self.stops[-1] :])
@@ -156,14 +150,10 @@ class MultiExit(nn.Module):
             if number:
                 x = self.parts.run_blocks(self.model, x, number - 1, number)
             if number in self.stops:
-                found.append(self._leave(x, number))
+                last = number == len(self.parts.blocks)
+                way = partial(self.parts.run_head, self.model) if last else self.exits[str(number)]
+                found.append(way(x))
         return found
-
-    def _leave(self, x: Tensor, stop: int) -> Tensor:
-        if stop == len(self.parts.blocks):
-            return self.parts.run_head(self.model, x)
-        logits: Tensor = self.exits[str(stop)](x)
-        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean of the exits' logits (B, classes) for a batch."""
@@ -172,12 +162,7 @@ class MultiExit(nn.Module):
 
 
 def with_exits(task: Task, stops: Sequence[int]) -> nn.Module:
-    """Build a task's model up to its last exit.
-
-    Args:
-        task: Says how to build the model, and how its norms behave.
-        stops: The number of blocks before each exit, ascending.
-    """
+    """Build a task's model up to its last exit, given the blocks before each exit, ascending."""
     last = len(task.parts.blocks)
     ways = {stop: None if stop == last else _exit(task, stop) for stop in stops}
     return norms.prepare(MultiExit(task.build(), task.parts, ways), task.recipe.norm)

@@ -52,14 +52,7 @@ def anchor(received: Tensors, memory: Tensors, strength: float) -> dict[str, Ten
 def remembered(
     memory: Tensors, received: Tensors, trained: Tensors, alpha: float
 ) -> dict[str, Tensor]:
-    """Return a device's g after a round; tensors that it did not train keep theirs.
-
-    Args:
-        memory: Its g before the round.
-        received: What it started from.
-        trained: The parameters it trained.
-        alpha: The strength a.
-    """
+    """Return a device's g after a round, given that before; what it did not train keeps its g."""
     steps = {name: alpha * (tensor - received[name]) for name, tensor in trained.items()}
     return {**memory, **{name: memory.get(name, 0) - step for name, step in steps.items()}}
 

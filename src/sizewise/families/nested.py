@@ -43,7 +43,11 @@ class Nested(nn.Module):
         self._shared = tuple(view for _, view in narrower.values())
         for module, shared in zip(self.narrow, self._shared, strict=True):
             for name in shared:
-                _forget(module, name)
+                # It keeps the tensor's place but not the tensor: it is given one for each call.
+                path, _, leaf = name.rpartition(".")
+                owner = module.get_submodule(path)
+                table = owner._parameters if leaf in owner._parameters else owner._buffers
+                table[leaf] = None
 
     def forward(self, x: Tensor, width: float | None = None) -> Tensor:
         """Return the logits (B, classes) of one width; default: the widest."""
@@ -54,14 +58,6 @@ class Nested(nn.Module):
         tensors = dict(self.widest.named_parameters()) | dict(self.widest.named_buffers())
         shared = cut(tensors, self._shared[number])
         return functional_call(self.narrow[number], shared, (x,), strict=False)  # type: ignore[no-any-return]
-
-
-def _forget(module: nn.Module, name: str) -> None:
-    """Let a module keep a tensor's place but not the tensor: it is given one for each call."""
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    table = owner._parameters if leaf in owner._parameters else owner._buffers
-    table[leaf] = None
 
 
 def _within(inner: Index | None, outer: Index | None, shape: torch.Size) -> Index | None:
@@ -84,11 +80,7 @@ def _positions(entries: Tensor, held: Tensor) -> slice | Tensor:
 
 @dataclass(frozen=True)
 class NestedWidth(Width):
-    """A width, perhaps with narrower ones inside it.
-
-    Attributes:
-        within: The narrower widths, ascending.
-    """
+    """A width, perhaps with narrower ones, ascending, within it."""
 
     within: tuple[float, ...] = ()
 

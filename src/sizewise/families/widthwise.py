@@ -35,10 +35,7 @@ STEPS = 16
 class WidthSubmodels(Submodels):
     """The model, cut to some of its channels.
 
-    Args:
-        task: Says how to build the model.
-        rounding: How a group's number of channels is rounded; see `widths.scaled`.
-        rule: From a submodel to which channels it keeps; default: the first ones.
+    A group's number of them is rounded as in `widths.scaled`; a submodel's rule says which.
     """
 
     def __init__(

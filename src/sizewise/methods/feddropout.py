@@ -31,11 +31,7 @@ from sizewise.fleet.devices import Device
 
 @dataclass(frozen=True)
 class Subset(Width):
-    """A random subset of the channels.
-
-    Attributes:
-        draw: The numbers that name the draw; empty where only shapes matter.
-    """
+    """A random subset of the channels: numbers name the draw, none where only shapes matter."""
 
     draw: tuple[int, ...] = ()
 

@@ -28,11 +28,7 @@ from sizewise.fleet.devices import Device
 
 @dataclass(frozen=True)
 class Window(Width):
-    """A window of channels.
-
-    Attributes:
-        round: The round that says where it begins; None where only shapes matter.
-    """
+    """A window of channels: the round says where it begins, None where only shapes matter."""
 
     round: int | None = None
 

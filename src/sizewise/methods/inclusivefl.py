@@ -48,12 +48,7 @@ from sizewise.training.task import Task
 
 
 class Sharing(DepthSubmodels):
-    """Depths whose last block is their own, the whole model's excepted; or all that they have.
-
-    Args:
-        task: Says how to build the model.
-        sharing: Whether they share their stem and lower blocks.
-    """
+    """Depths whose last block is their own, the whole model's excepted; or all that they have."""
 
     def __init__(self, task: Task, sharing: bool) -> None:
         super().__init__(task)
@@ -62,20 +57,16 @@ class Sharing(DepthSubmodels):
     def slices(self, submodel: Depth) -> View:
         """Return where a size's tensors live."""
         found, blocks = super().slices(submodel), self.task.parts.blocks
-        if submodel.blocks == len(blocks):
+        if submodel.blocks == len(blocks) or (self.sharing and not submodel.blocks):
             return found
-        last = f"{blocks[submodel.blocks - 1]}." if submodel.blocks else None
+        own = f"{blocks[submodel.blocks - 1]}." if self.sharing else ""
         return {
             local: TensorSlice(own_name(place.name, submodel.label))
-            if self._isolated(place.name, last)
+            # Exits are named after their depth already.
+            if place.name.startswith(own) and not place.name.startswith("exits.")
             else place
             for local, place in found.items()
         }
-
-    def _isolated(self, name: str, last: str | None) -> bool:
-        if name.startswith("exits."):
-            return False  # Named after its depth already.
-        return not self.sharing or (last is not None and name.startswith(last))
 
 
 class InclusiveFL(Prefixwise):

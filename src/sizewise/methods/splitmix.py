@@ -64,12 +64,7 @@ class Ensemble(nn.Module):
 
 @dataclass(frozen=True)
 class Bases(Submodel):
-    """Some of the bases.
-
-    Attributes:
-        numbers: Which, ascending.
-        width: Their width ratio.
-    """
+    """The bases of these numbers, ascending, and their width ratio."""
 
     numbers: tuple[int, ...]
     width: float
@@ -103,13 +98,7 @@ class Deck:
 
 
 class Decks(Submodels):
-    """Ensembles of narrow networks.
-
-    Args:
-        task: Says how to build one.
-        rescale_init: Draw weights and biases as if layers had full width.
-        rescale_layer: Divide what layers give by the width, in training.
-    """
+    """Ensembles of narrow networks, rescaled as `SplitMix.Options` says."""
 
     def __init__(self, task: Task, rescale_init: bool, rescale_layer: bool) -> None:
         super().__init__(task)
@@ -206,12 +195,9 @@ class SplitMix(Method):
         deck = deck_of(self.atom)
         if self.options.assign == "ratio":
             return max(1, min(deck, int(ratio_of(device) / self.atom + 1e-9)))
-        counts = range(1, deck + 1)
-
-        def bytes_of(count: int) -> int:
-            return self.peak(first_bases(count, self.atom))
-
-        return largest_fitting(counts, bytes_of, device.memory) or 1
+        choices = [first_bases(count, self.atom) for count in range(1, deck + 1)]
+        found = largest_fitting(choices, self.peak, device.memory)
+        return 1 if found is None else len(found.numbers)
 
     def setup(self) -> State:
         """Return all bases, and their width: workers need not look for it again."""

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,34 +60,21 @@ def run(model: nn.Module, *inputs: Tensor) -> object:
 
     What the model draws at random is the same each time, and nobody else's numbers change.
     """
-    with torch.no_grad(), torch.device(inputs[0].device), _no_fast_path(), _same_numbers():
-        result: object = model(*inputs)
-    return result
-
-
-@contextmanager
-def _same_numbers() -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    # The fused kernel of nn.TransformerEncoderLayer in eval mode is one operation, all of it.
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
-        yield
+        # The fused kernel of nn.TransformerEncoderLayer in eval mode is one operation, all of it.
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.no_grad(), torch.device(inputs[0].device), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            result: object = model(*inputs)
+            return result
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def operation(func: Any) -> str:
@@ -128,10 +114,8 @@ def tensors_in(tree: object) -> list[Tensor]:
 class MetaMode(DispatchMode):
     """Runs operations on meta tensors while it is entered, without importing torch's compiler."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        return results.on_meta(func, args, kwargs or {})
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
+        return results.on_meta(func, args, kwargs)
 
 
 Seen = tuple[str, str, tuple[int, ...]]
@@ -139,21 +123,15 @@ Seen = tuple[str, str, tuple[int, ...]]
 
 
 class Recorder(DispatchMode):
-    """Notes all results that are computed in floating point, and where.
-
-    Attributes:
-        seen: What was computed, in order.
-    """
+    """Notes in `seen`, in order, all results that are computed in floating point, and where."""
 
     def __init__(self, paths: Paths) -> None:
         super().__init__()
         self.seen: list[Seen] = []
         self._paths = paths
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        out = results.on_meta(func, args, kwargs or {})
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
+        out = results.on_meta(func, args, kwargs)
         found = tensors_in(out)
         if found and found[0].is_floating_point():
             shape = tuple(found[0].shape)

@@ -70,10 +70,7 @@ def blame(error: Exception, *modules: nn.Module) -> str:
     """Return the reason of an error, after the innermost layer that was at work when it came.
 
     Unlike `Paths` it needs no hooks, so it also serves where a layer fails outside its forward.
-
-    Args:
-        error: What was caught.
-        modules: The model, and its copies.
+    The modules are the model and its copies.
     """
     names = {id(layer): name for module in modules for name, layer in _layers(module)}
     found = ""

@@ -20,10 +20,10 @@ from sizewise.torch_tools.results import (
     NoData,
     Result,
     Spec,
+    among,
     describe,
     results_of,
     size_of,
-    tensors_among,
     written,
 )
 
@@ -48,21 +48,12 @@ class Room:
 
 
 class Hollow(Tensor):
-    """A tensor without data.
-
-    Attributes:
-        room: Where its elements would be.
-    """
+    """A tensor without data, and the room where its elements would be."""
 
     room: Room | torch.UntypedStorage
 
     @staticmethod
-    def __new__(
-        cls,
-        spec: Spec,
-        room: Room | torch.UntypedStorage,
-        offset: int = 0,
-    ) -> Self:
+    def __new__(cls, spec: Spec, room: Room | torch.UntypedStorage, offset: int = 0) -> Self:
         """Return a tensor at some place in a room."""
         made: Self = Tensor._make_wrapper_subclass(
             cls, spec.shape, spec.stride, offset, dtype=spec.dtype, device=_CPU
@@ -98,18 +89,13 @@ def emptied(tensor: Tensor) -> Hollow:
 class HollowMode(DispatchMode):
     """Follows operations on hollow tensors while it is entered; others are computed as usual."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        """Return what an operation would return, hollow if something in it is."""
-        return follow(func, args, kwargs or {})
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
+        return follow(func, args, kwargs)
 
 
 def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what an operation would return, hollow if something in it is."""
-    given = list(tensors_among(args))
-    if kwargs:
-        given += tensors_among(kwargs.values())
+    given = list(among((*args, *kwargs.values()), Tensor))
     if not any(isinstance(tensor, Hollow) for tensor in given):
         return func(*args, **kwargs)
     places = written(func)
@@ -120,7 +106,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     known = results_of(func, args, kwargs)
     made: list[Any] = []
     for result in known.results:
-        made.append(None if result is None else _make(result, given, made))
+        made.append(result and _make(result, given, made))
     return made[0] if known.kind is None else known.kind(made)
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 _CPU = torch.device("cpu")
 
@@ -75,13 +77,13 @@ class Results:
     results: tuple[Result | None, ...]
 
 
-def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among an operation's arguments, in order."""
+def among(values: Iterable[Any], kind: type[T]) -> Iterator[T]:
+    """Yield what is of a kind, such as tensors, among an operation's arguments, in order."""
     for value in values:
-        if isinstance(value, Tensor):
+        if isinstance(value, kind):
             yield value
         elif isinstance(value, list | tuple):
-            yield from tensors_among(value)
+            yield from among(value, kind)
 
 
 @cache
@@ -131,14 +133,15 @@ def on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     known = _known_on_meta(func, args, kwargs)
     if known is None:
         return func(*args, **kwargs)
-    made = [result and _empty(result.spec) for result in known.results]
+    specs = (result and result.spec for result in known.results)
+    made = [s and torch.empty_strided(*s[:2], dtype=s.dtype, device="meta") for s in specs]
     return made[0] if known.kind is None else known.kind(made)
 
 
 def _known_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results | None:
     """Return what an operation returns; None if only torch should say."""
     values = (*args, *kwargs.values())
-    given = list(tensors_among(values))
+    given = list(among(values, Tensor))
     if not given or not _plain(func) or any(isinstance(value, torch.device) for value in values):
         return None
     if not all(tensor.is_meta and tensor.layout is torch.strided for tensor in given):
@@ -159,10 +162,6 @@ def _channels_last(tensor: Tensor) -> bool:
     if tensor.ndim not in layouts or tensor.is_contiguous():
         return False
     return tensor.is_contiguous(memory_format=layouts[tensor.ndim])
-
-
-def _empty(spec: Spec) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -186,7 +185,7 @@ def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...], small:
         raise NoData(f"{func} looks beyond its tensor")
     if func.is_view:
         return _observe(func, args, dict(kwargs), torch.device("meta"))
-    specs = list(_specs([*args, *(value for _, value in kwargs)]))
+    specs = list(among((args, kwargs), Spec))
     # A norm of bfloat16 with weights of float32 has statistics of a type that only it knows.
     mixed = len({spec.dtype for spec in specs if spec.dtype.is_floating_point}) > 1
     if mixed or sum(map(size_of, specs)) <= small:
@@ -195,14 +194,6 @@ def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...], small:
 
     with FakeTensorMode():
         return _observe(func, args, dict(kwargs), _CPU)
-
-
-def _specs(values: Iterable[Any]) -> Iterator[Spec]:
-    for value in values:
-        if isinstance(value, Spec):
-            yield value
-        elif isinstance(value, _List):
-            yield from _specs(value)
 
 
 def size_of(spec: Spec) -> int:

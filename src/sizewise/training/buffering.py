@@ -10,6 +10,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,21 +76,17 @@ class Buffer:
         in_memory = False
         for number, (start, stop) in enumerate(self.bounds):
             batch = self.inputs[start:stop].clone()
-            if meter is not None and number < 2:
-                with meter:
-                    meter.track(module, batch, self.held)
+            with meter if meter is not None and number < 2 else nullcontext() as watching:
+                if watching is not None:
+                    watching.track(module, batch, self.held)
                     if outputs is not None and in_memory:
-                        meter.track(outputs)
-                    result = function(batch)
-            else:
+                        watching.track(outputs)
                 result = function(batch)
             if outputs is None:
                 shape = (len(self), *result.shape[1:])
                 outputs, in_memory = allocate(shape, result.dtype, room, self.folder)
             outputs[start:stop] = result
-        if outputs is None:
-            return self
-        return replace(self, inputs=outputs, in_memory=in_memory)
+        return self if outputs is None else replace(self, inputs=outputs, in_memory=in_memory)
 
 
 def fixed(
@@ -103,13 +100,8 @@ def fixed(
 ) -> Buffer:
     """Return a device's images, augmented and divided into batches for good.
 
-    Args:
-        shard: The device's data.
-        batch: Samples in a batch.
-        generator: Shuffles and augments.
-        room: Bytes that the images may take in memory.
-        folder: Where they go if they need more.
-        drop_last: Leave out a last batch that is smaller.
+    If they need more bytes than there is room in memory, they go to a file in the folder. The
+    generator shuffles and augments; `drop_last` leaves out a last batch that is smaller.
     """
     inputs: Tensor | None = None
     in_memory, end = False, 0

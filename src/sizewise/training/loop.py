@@ -232,6 +232,12 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: t for name, t in tensors.items() if seen.setdefault(id(t), name) == name}
 
 
+def unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are not saved with a model, such as a table of positions."""
+    saved = module.state_dict()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+
+
 def trained_names(module: nn.Module, stages: Sequence[TrainingStage]) -> list[str]:
     """Return the names of what some stage trains: its parameters, and buffers beside them."""
     parameters = dict(module.named_parameters())

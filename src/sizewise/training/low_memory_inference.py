@@ -21,7 +21,7 @@ from sizewise.surgery.anatomy import Anatomy
 from sizewise.surgery.norms import uses_batch_statistics
 from sizewise.torch_tools.dry_run import MetaMode, on_meta
 from sizewise.training import buffering
-from sizewise.training.loop import own_tensors
+from sizewise.training.loop import own_tensors, unsaved_buffers
 
 
 class LowMemoryInference(nn.Module):
@@ -33,13 +33,10 @@ class LowMemoryInference(nn.Module):
     """
 
     def __init__(self, model: nn.Module, parts: Anatomy, inputs: Tensor, budget: int) -> None:
-        """Write a model's weights to a file, and find out how it fits the budget.
+        """Write a model's weights to a file, and find out how it fits the budget, in bytes.
 
-        Args:
-            model: The model; it is not needed any more afterwards.
-            parts: Its anatomy.
-            inputs: The largest batch that comes; only its shape and type matter.
-            budget: Bytes.
+        The model is not needed any more afterwards. The inputs have the shape and type of the
+        largest batch that comes.
 
         Raises:
             BudgetTooSmall: Some part does not fit even with one sample, or, where norms look at
@@ -52,9 +49,8 @@ class LowMemoryInference(nn.Module):
         own = {name: tensor.detach().contiguous() for name, tensor in own_tensors(model).items()}
         save_file(own, self._weights)
         paths = (*parts.stem, *parts.blocks, *parts.head)
-        self._budget = budget
-        self._paths = paths
-        self._unsaved = [_unsaved(model.get_submodule(path)) for path in paths]
+        self._budget, self._paths = budget, paths
+        self._unsaved = [unsaved_buffers(model.get_submodule(path)) for path in paths]
         # In a list, so that they are not this module's children: they have no tensors.
         self._skeletons = [on_meta(model.get_submodule(path)) for path in paths]
         self.chunk = self._fitting(model, inputs)
@@ -109,9 +105,3 @@ class LowMemoryInference(nn.Module):
                 for name in skeleton.state_dict()
                 if f"{path}.{name}" in weights.keys()  # noqa: SIM118  (it is not a mapping)
             }
-
-
-def _unsaved(part: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that are not saved with a model, such as a table of positions."""
-    saved = part.state_dict()
-    return {name: buffer for name, buffer in part.named_buffers() if name not in saved}

@@ -101,8 +101,7 @@ class Task:
 
     def stage(self, round_index: int = 0) -> TrainingStage:
         """Return the one stage of a device that trains everything at once."""
-        recipe = self.recipe
-        return TrainingStage(recipe.lr_at(round_index, self.rounds), recipe.epochs)
+        return TrainingStage(self.recipe.lr_at(round_index, self.rounds), self.recipe.epochs)
 
     def weight(self, update: Update) -> float:
         """Return how much an update counts in the mean."""
@@ -143,10 +142,10 @@ class Task:
             width: Ratio of channels to keep.
             draw: Which of several independent initialisations.
         """
-        name, kept = self.model.name, self.kept(width)
+        kept = self.kept(width)
         with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])):
             module = models.build(
-                name,
+                self.model.name,
                 classes=self.classes,
                 image=self.input_shape,
                 vocabulary=self.vocabulary,
@@ -159,7 +158,12 @@ class Task:
             )
             self._checked.add(width)
             norms.prepare(module, self.recipe.norm)
-            return module if kept is None else self._narrowed(module, kept)
+            if kept is not None:
+                module = shrinking.shrink(module, self.channels, kept)
+                for layer in module.modules():
+                    if callable(reset := getattr(layer, "reset_parameters", None)):
+                        reset()
+            return module
 
     @cached_property
     def channels(self) -> Channels:
@@ -231,10 +235,3 @@ class Task:
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
         return LowMemoryInference(module, self.anatomy(module), self.inputs(largest), budget)
-
-    def _narrowed(self, module: nn.Module, kept: Kept) -> nn.Module:
-        narrow = shrinking.shrink(module, self.channels, kept)
-        for layer in narrow.modules():
-            if callable(reset := getattr(layer, "reset_parameters", None)):
-                reset()
-        return narrow

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
-from sizewise.training.loop import freeze, learns, own_tensors, trained_names
+from sizewise.training.loop import freeze, learns, own_tensors, trained_names, unsaved_buffers
 
 Names = tuple[str, ...] | None
 
@@ -33,9 +33,7 @@ class WorkingCopy:
         named = dict(module.named_parameters())
         self._parameters = list(named.values())
         self._frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
-        saved = module.state_dict()
-        buffers = module.named_buffers()
-        self._unsaved = {name: (b, b.clone()) for name, b in buffers if name not in saved}
+        self._unsaved = [(b, b.clone()) for b in unsaved_buffers(module).values()]
         # What was found out about the layers: caches, never results.
         self._ready: tuple[Names, list[nn.Parameter]] | None = None
         self._trained: dict[tuple[Names, ...], list[str]] = {}
@@ -45,7 +43,7 @@ class WorkingCopy:
         """Fill the model with all its tensors, by name, and return it."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
-        for buffer, value in self._unsaved.values():
+        for buffer, value in self._unsaved:
             buffer.copy_(value)
         return self.module
 

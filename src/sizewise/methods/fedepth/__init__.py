@@ -158,6 +158,10 @@ class FeDepth(Method):
         own = own_tensors(self.submodels.module(plan.submodel))
         peers = [name for name in own if name.startswith(PEERS)]
         start = {n: device_state.get(n, tensors["model." + n.split(".", 2)[2]]) for n in peers}
+        # Bytes depend, beside the stages, on what a device holds, which goes by its room. A part of
+        # the batches may be a single one, which finds no optimiser's state in place.
+        held = () if self.options.data == "fresh" else (len(shard), plan.budget)
+        steps = (min(workload(s, len(shard), self.task.recipe)[0], 2) for s in plan.stages)
         update = self.trainer.fit(
             plan,
             {**tensors, **start},
@@ -165,20 +169,13 @@ class FeDepth(Method):
             partial(self.loss, plan.submodel, shard=shard),
             data=None if self.options.data == "fresh" else partial(self._data, plan, shard),
             moments={} if self.options.optimizers == "round" else None,
-            kind=self._kind(plan, shard),
+            kind=(*held, *steps),
         )
         return replace(
             update,
             tensors={n: t for n, t in update.tensors.items() if not n.startswith(PEERS)},
             device_state={name: own[name].detach().clone() for name in peers},
         )
-
-    def _kind(self, plan: Plan, shard: Shard) -> tuple[object, ...]:
-        """Return what bytes depend on beside the stages: what a device holds goes by its room."""
-        held = () if self.options.data == "fresh" else (len(shard), plan.budget)
-        # A part of the batches may be a single one, which finds no optimiser's state in place.
-        steps = (min(workload(s, len(shard), self.task.recipe)[0], 2) for s in plan.stages)
-        return (*held, *steps)
 
     def _data(
         self, plan: Plan, shard: Shard, generator: torch.Generator, meter: Meter | None

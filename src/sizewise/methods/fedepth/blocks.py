@@ -105,13 +105,7 @@ class TakenApart(Submodel):
 
 
 class BlockSubmodels(Submodels):
-    """The full model, as it is or taken apart.
-
-    Args:
-        task: Says how to build the model.
-        heads: Whether runs of blocks share the head through a link, or have heads of their own.
-        link: What leads a hidden tensor to the head.
-    """
+    """The full model, as it is or taken apart; `ScheduleOptions` says what heads and links are."""
 
     def __init__(self, task: Task, heads: str, link: str) -> None:
         super().__init__(task)
@@ -208,16 +202,13 @@ class BlockSubmodels(Submodels):
 
 
 class Blockwise(nn.Module):
-    """A model, ways out of it, and models that it learns together with.
+    """A model with its parts, ways out of it, and peers: models that it learns together with.
 
     Attributes:
-        model: The model.
-        parts: Its anatomy.
         shapes: Shape of one sample's hidden tensor after the stem and after each block.
         exits: By the number of blocks before it, a module from the hidden tensor to logits; or,
             where `links` is set, to the hidden tensor that the head expects.
         links: Whether exits lead to the head.
-        peers: Further models like it.
     """
 
     def __init__(
@@ -235,30 +226,33 @@ class Blockwise(nn.Module):
         self.peers = nn.ModuleList(peers)
 
     def forward(self, x: Tensor, blocks: Blocks, model: nn.Module | None = None) -> Tensor:
-        """Return the logits (B, classes) of a stage.
+        """Return the logits (B, classes) of a stage; default: those of the first model.
 
-        Args:
-            x: Images, or what the frozen blocks made of them if the stage is buffered.
-            blocks: The stage.
-            model: Which of the models; default: the first.
+        If the stage is buffered, x is what the frozen blocks made of images, else images.
         """
         model = self.model if model is None else model
         if not blocks.buffered:
             x = self.parts.run_stem(model, x) if blocks.stem else self.before(x, blocks, model)
-        for number in blocks.learn:
-            x = self.parts.run_blocks(model, x, number, number + 1)
+        x = self.parts.run_blocks(model, x, blocks.learn[0], blocks.stop)
         return self.leave(x, blocks.stop, model)
 
     @torch.no_grad()
     def before(self, images: Tensor, blocks: Blocks, model: nn.Module) -> Tensor:
         """Return what the stem and the frozen blocks make of images, in micro-batches."""
+
+        def hidden(x: Tensor) -> Tensor:
+            x = self.parts.run_stem(model, x)
+            for number in blocks.frozen:
+                x = self.parts.run_blocks(model, x, number, number + 1)
+            return x
+
         if blocks.micro is None or blocks.micro >= len(images):
-            return self.frozen(self.parts.run_stem(model, images), blocks.frozen, model)
-        chunks = torch.split(images, blocks.micro)
+            return hidden(images)
         shape = self.shapes[blocks.frozen[-1] + 1 if blocks.frozen else 0]
         out = images.new_empty((len(images), *shape))
-        for chunk, place in zip(chunks, torch.split(out, blocks.micro), strict=True):
-            place.copy_(self.frozen(self.parts.run_stem(model, chunk), blocks.frozen, model))
+        parts = (torch.split(tensor, blocks.micro) for tensor in (images, out))
+        for chunk, place in zip(*parts, strict=True):
+            place.copy_(hidden(chunk))
         return out
 
     @torch.no_grad()
@@ -268,21 +262,14 @@ class Blockwise(nn.Module):
             return self.parts.run_stem(self.model, x)
         return self.parts.run_blocks(self.model, x, number, number + 1)
 
-    def frozen(self, x: Tensor, numbers: Sequence[int], model: nn.Module) -> Tensor:
-        """Return what some blocks make of a hidden tensor."""
-        for number in numbers:
-            x = self.parts.run_blocks(model, x, number, number + 1)
-        return x
-
     def leave(self, x: Tensor, stop: int, model: nn.Module) -> Tensor:
         """Return the logits for the hidden tensor after so many blocks."""
-        if stop < len(self.parts.blocks):
-            if str(stop) in self.exits:
-                x = self.exits[str(stop)](x)
-                if not self.links:
-                    return x
-            else:
-                x = skip_link(x, self.shapes[-1])
+        if str(stop) in self.exits:
+            x = self.exits[str(stop)](x)
+            if not self.links:
+                return x
+        elif stop < len(self.parts.blocks):
+            x = skip_link(x, self.shapes[-1])
         return self.parts.run_head(model, x)
 
 

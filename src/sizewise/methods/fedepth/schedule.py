@@ -63,13 +63,7 @@ class Schedule:
 
 
 class Scheduler:
-    """Finds schedules, and remembers them.
-
-    Args:
-        submodels: The model, as it is or taken apart.
-        options: How blocks are trained.
-        peak: From a submodel and a stage to the bytes of a step.
-    """
+    """Finds schedules, and remembers them; `peak` says what a step of a stage needs in bytes."""
 
     def __init__(
         self,

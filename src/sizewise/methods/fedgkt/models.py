@@ -15,11 +15,7 @@ from sizewise.training.task import Task
 
 @dataclass(frozen=True)
 class Side(Submodel):
-    """One of the two models.
-
-    Attributes:
-        client: The name of the devices' model; None: the server's part of the large one.
-    """
+    """The devices' model, by its name; without one, the server's part of the large one."""
 
     client: str | None = None
 
@@ -31,11 +27,7 @@ class Side(Submodel):
 
 @dataclass(frozen=True)
 class Taught(Work):
-    """A device's training.
-
-    Attributes:
-        taught: Whether it has the server's logits.
-    """
+    """A device's training, with the server's logits if it is taught."""
 
     taught: bool = False
 
@@ -46,12 +38,7 @@ class Taught(Work):
 
 
 class Sides(Submodels):
-    """The devices' small model, and the large one without its stem.
-
-    Args:
-        task: The task, with the large model.
-        small: The task of a device: the same, with its small model.
-    """
+    """The devices' small model, and the large one without its stem; each with a task of its own."""
 
     def __init__(self, task: Task, small: Task) -> None:
         super().__init__(task)

@@ -18,11 +18,7 @@ from sizewise.training.loop import Shard
 
 @dataclass(frozen=True)
 class Pupil(Shard):
-    """A device's data, and what the server thinks of each sample.
-
-    Attributes:
-        logits: The server's logits (n, classes), row i for the device's i-th sample.
-    """
+    """A device's data, and the server's logits (n, classes), row i for its i-th sample."""
 
     logits: Tensor | None = None
 
@@ -44,13 +40,9 @@ class Pupil(Shard):
 
 @dataclass(frozen=True)
 class Gathered:
-    """What devices told the server in a round, and its answers.
+    """What devices told the server in a round: features (N, ...), logits (N, classes), labels (N,).
 
-    Attributes:
-        features: (N, ...).
-        logits: The devices' own (N, classes).
-        labels: (N,).
-        answers: The server's logits (N, classes), written while it trains.
+    Its answers are written while it trains.
     """
 
     features: Tensor

@@ -61,11 +61,7 @@ Rule = Literal["sum", "projection", "sequential", "none"]
 
 @dataclass(frozen=True)
 class Lessons(Work):
-    """How a device learns.
-
-    Attributes:
-        rule: How the gradients are joined; "none" is local training, without others' features.
-    """
+    """By which rule gradients are joined; "none" is local training, without others' features."""
 
     rule: Rule = "none"
 

@@ -28,11 +28,7 @@ ENDS = ("stem", "head")
 
 @dataclass(frozen=True)
 class Architecture(Submodel):
-    """A device's model.
-
-    Attributes:
-        model: Its name.
-    """
+    """A device's model, by its name."""
 
     model: str
 
@@ -43,12 +39,7 @@ class Architecture(Submodel):
 
 
 class Different(Submodels):
-    """Models of different architectures, of which the server has the ends.
-
-    Args:
-        task: The task, with the model of the config.
-        aggregate: Whether the server has the ends, or nothing.
-    """
+    """Models of different architectures; if they aggregate, the server has the ends of all."""
 
     def __init__(self, task: Task, aggregate: bool) -> None:
         super().__init__(task)

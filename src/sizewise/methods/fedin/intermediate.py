@@ -72,11 +72,6 @@ def imitation(module: nn.Module, early: Tensor, late: Tensor, split: Anatomy) ->
     return F.mse_loss(split.run_blocks(module, early), late)
 
 
-def middle(module: nn.Module, early: Tensor, labels: Tensor, split: Anatomy) -> Tensor:
-    """Return something to minimise that costs what L_IN costs."""
-    return split.run_blocks(module, early).square().mean()
-
-
 def single(
     module: nn.Module,
     inputs: Sequence[Tensor],
@@ -102,14 +97,9 @@ def joined(
 ) -> Iterator[Tensor]:
     """Yield L_local, then L_IN; between and after them, join their gradients.
 
-    Args:
-        module: The device's model.
-        inputs: Images (B, C, H, W), s_in and s_out of other devices.
-        labels: Classes of the images (B,).
-        split: Where its parts are.
-        note: Called with the features of the images.
-        weight: Of L_IN.
-        project: Replace the sum of the gradients of m by the projection rule.
+    Inputs are images (B, C, H, W), s_in and s_out of other devices, labels the images' classes
+    (B,); `note` is called with the images' features. To `project` is to replace the sum of the
+    gradients of m by the projection rule.
     """
     yield local(module, inputs[0], labels, split, note)
     # Whoever asked for that term has computed its gradients by now.
@@ -128,9 +118,7 @@ def joined(
 def project_off(gradients: Sequence[Tensor | None], own: Sequence[Tensor | None]) -> None:
     """Take out of some gradients, in place, what works against others, over all tensors at once.
 
-    Args:
-        gradients: h, which becomes h + max(0, -<h, g> / ||g||^2) g.
-        own: g.
+    With g the own ones, h becomes h + max(0, -<h, g> / ||g||^2) g.
     """
     pairs = [(h, g) for h, g in zip(gradients, own, strict=True) if h is not None and g is not None]
     if not pairs:

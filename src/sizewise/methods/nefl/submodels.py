@@ -25,13 +25,7 @@ KINDS = {"norms": norms.LAYERS, "steps": (StepSize,)}
 
 
 class ScaledSubmodels(Submodels):
-    """Submodels in width and depth.
-
-    Args:
-        task: Says how to build the full model.
-        steps: Step sizes: see `NeFL.Options`.
-        kept_apart: What is kept once for each submodel: see there, too.
-    """
+    """Submodels in width and depth; `NeFL.Options` says what steps and tensors apart are."""
 
     def __init__(self, task: Task, steps: str, kept_apart: Sequence[str]) -> None:
         super().__init__(task)
@@ -42,12 +36,9 @@ class ScaledSubmodels(Submodels):
         return self.reduced(self.task.build(), submodel)
 
     def reduced(self, model: nn.Module, submodel: Scaled, check: bool = True) -> nn.Module:
-        """Turn a full model into a submodel, with step sizes.
+        """Turn a full model, which may be changed, into a submodel, with step sizes.
 
-        Args:
-            model: A full model, which may be changed.
-            submodel: What it becomes.
-            check: Make sure that the cut model still computes what it should.
+        A check makes sure that the cut model still computes what it should.
         """
         kept, blocks = self.kept(submodel), self.blocks(submodel)
         if kept is not None:

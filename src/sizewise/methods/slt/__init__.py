@@ -158,10 +158,13 @@ class SLT(Method):
     def table(self) -> list[float]:
         """The head's width in each step: s_1, s_1, s_2, ..., 1 for steps 0, 1, 2, ..., N."""
         for capacity in self.capacities():
-            widths = self._widths(capacity)
-            if widths:
+            if widths := self._widths(capacity):
                 return widths
-        raise BudgetTooSmall(*self._shortage())
+        budget = max(capacity for capacity in self.capacities() if capacity is not None)
+        steps, narrowest = range(self.submodels.layers + 1), 1 / self.submodels.largest
+        needed = max(self.bytes_of(step, self._frozen(step), narrowest) for step in steps)
+        what = "training every layer before a head of one channel"
+        raise BudgetTooSmall(int(budget), needed, what)
 
     def _widths(self, capacity: float | None) -> list[float]:
         """Return the widest heads that fit, for all steps; an empty list if some step has none."""
@@ -193,12 +196,6 @@ class SLT(Method):
     def _frozen(self, step: int) -> int:
         """Return how many layers a step freezes on the weakest devices."""
         return max(step - self.options.depth, 0)
-
-    def _shortage(self) -> tuple[int, int, str]:
-        budget = max(capacity for capacity in self.capacities() if capacity is not None)
-        steps, narrowest = range(self.submodels.layers + 1), 1 / self.submodels.largest
-        needed = max(self.bytes_of(step, self._frozen(step), narrowest) for step in steps)
-        return int(budget), needed, "training every layer before a head of one channel"
 
     # ---- the rounds of each step
 
@@ -268,7 +265,11 @@ class SLT(Method):
             for update in updates:
                 losses.append((update.loss, update.samples))
                 rounds.add(update.plan.round)
-                yield self._completed(update, state) if self.options.frozen_in_mean else update
+                if self.options.frozen_in_mean:
+                    # What its device froze counts as it had received it.
+                    received = cut(state.tensors, self.submodels.view(update.plan.submodel))
+                    update = replace(update, tensors={**received, **update.tensors})
+                yield update
 
         merged = super().merge(state, noted())
         if not losses:
@@ -278,11 +279,6 @@ class SLT(Method):
             return merged.noting(replace(progress, trained=self.step(state, rounds.pop())))
         loss = sum(value * n for value, n in losses) / sum(n for _, n in losses)
         return merged.noting(replace(self._judged(progress, loss), trained=progress.step))
-
-    def _completed(self, update: Update, state: State) -> Update:
-        """Return an update that also has what its device froze, as it had received it."""
-        received = cut(state.tensors, self.submodels.view(update.plan.submodel))
-        return replace(update, tensors={**received, **update.tensors})
 
     def _judged(self, progress: Progress, loss: float) -> Progress:
         """Return whether a step goes on, given the loss of its latest round."""

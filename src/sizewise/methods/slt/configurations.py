@@ -39,18 +39,12 @@ class Configuration(Submodel):
     @property
     def label(self) -> str:
         """What people call it."""
-        if self.width == 1:
-            return "full"
-        return f"{self.full} full, head {named(self.width)}"
+        return "full" if self.width == 1 else f"{self.full} full, head {named(self.width)}"
 
 
 @dataclass(frozen=True)
 class Freezing(Work):
-    """Training behind some frozen layers.
-
-    Attributes:
-        layers: How many are frozen.
-    """
+    """Training behind so many frozen layers."""
 
     layers: int = 0
 
@@ -95,8 +89,7 @@ class LayerSubmodels(Submodels):
 
     def build(self, submodel: Any) -> nn.Module:
         """Build a configuration's model; narrower ones are cut from the full one."""
-        narrow = submodel.width < 1
-        return self.cut(submodel) if narrow else self.task.build()
+        return self.cut(submodel) if submodel.width < 1 else self.task.build()
 
     def cut(self, submodel: Configuration, check: bool = False) -> nn.Module:
         """Return a configuration's model, to look at; perhaps check what it computes."""
