@@ -25,7 +25,8 @@ def divided(inputs: Any, targets: Any, size: int | None) -> Iterator[tuple[Any, 
     """Yield the parts of a batch as views of it, and the share of each in the mean.
 
     Args:
-        inputs: A tensor (B, ...), or a nest of containers of such tensors.
+        inputs: A tensor (B, ...), or a nest of containers of such tensors. One that has another
+            length is divided into as many parts, which count by the targets all the same.
         targets: Likewise. Where they are integers, those that are `IGNORED` do not count.
         size: Most samples in a part; None: one part. Parts differ by one sample at most.
     """
@@ -68,7 +69,8 @@ def _length(*things: Any) -> int:
 
 def _start(number: int, count: int, length: int) -> int:
     # Larger parts first: the first one shows at once whether they fit.
-    return length - (count - number) * length // count
+    size, left = divmod(length, count)
+    return number * size + min(number, left)
 
 
 def _part(leaf: Any, number: int, count: int) -> Any:

@@ -82,15 +82,17 @@ def named_blocks(module: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
 def found_blocks(module: nn.Module) -> list[nn.Module]:
     """Return modules that are worth running twice, in the order in which they are held.
 
-    They are the items of lists that consist of layers themselves, and sequences of plain layers but
-    for the last: its turn to go back comes at once, so nothing is gained by forgetting it.
+    They are the items of lists that consist of layers themselves, and sequences of plain layers
+    outside of lists, but for one at the end, such as a head: its turn to go back comes at once, so
+    nothing is gained by forgetting what it computed.
 
     Raises:
         ModelError: There are none.
     """
-    found = list({id(block): block for block in _search(module)}.values())
-    if len(found) > 1 and _flat(found[-1]) and not _long(found[-1]):
-        found.pop()
+    searched = list(_search(module))
+    if len(searched) > 1 and not searched[-1][1] and not _long(searched[-1][0]):
+        searched.pop()
+    found = list({id(block): block for block, _ in searched}.values())
     if not found:
         raise ModelError(
             f"{type(module).__name__} has no list of blocks to checkpoint; name modules that it "
@@ -99,16 +101,17 @@ def found_blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _search(module: nn.Module) -> Iterator[nn.Module]:
+def _search(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Yield blocks, and whether each is an item of a list."""
     if isinstance(module, torch.jit.ScriptModule):
         return  # Its forward cannot be replaced.
     if _flat(module) and len(list(module.children())) > 1:
-        yield module
+        yield module, False
         return
     for child in module.children():
         own = any(True for _ in child.children()) and not isinstance(child, _LISTS)
         if isinstance(module, _LISTS) and (own or _flat(child)):
-            yield child
+            yield child, True
         else:
             yield from _search(child)
 
