@@ -137,7 +137,9 @@ def table(found: list[dict[str, Any]]) -> str:
     for row in found:
         clock = "" if row["time"] is None else f"{row['time']:.2f}"
         share, flops = f"{row['share']:.2f}", f"{row['flops']:.2f}"
-        lines.append(f"| {row['levers']} | {row['bytes'] / 1e6:.2f} | {share} | {flops} | {clock} |")
+        lines.append(
+            f"| {row['levers']} | {row['bytes'] / 1e6:.2f} | {share} | {flops} | {clock} |"
+        )
     return "\n".join(lines)
 
 

@@ -103,6 +103,20 @@ def test_scores_tuples_and_several_terms_in_parts() -> None:
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+def test_a_loss_that_looks_at_its_gradients_sees_those_of_its_part() -> None:
+    module, data = nn.Linear(5, 3), (torch.randn(6, 5), torch.arange(6) % 3)
+
+    def terms(module: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[Tensor]:
+        assert all(parameter.grad is None for parameter in module.parameters())
+        yield cross_entropy(module, inputs, labels)
+        module.zero_grad(set_to_none=True)  # As FjORD's prediction does with narrower widths.
+        yield cross_entropy(module, inputs, labels)
+
+    expected = gradients(copy.deepcopy(module), data, NONE)[1:]
+    found = gradients(module, data, Levers(micro_batch=2), loss=terms)[1:]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
 def test_parts_are_views_of_nearly_the_same_size() -> None:
     inputs, labels = torch.randn(11, 2), torch.arange(11)
     parts = list(divided(inputs, labels, 4))

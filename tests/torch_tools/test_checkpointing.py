@@ -50,7 +50,7 @@ def same_gradients(module: nn.Module, inputs: Tensor, *paths: str) -> bool:
 )
 def test_blocks_are_found(name: str, paths: list[str]) -> None:
     module = built(name)
-    assert found_blocks(module) == [module.get_submodule(path) for path in paths]
+    assert found_blocks(module) == {path: module.get_submodule(path) for path in paths}
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -62,7 +62,7 @@ def test_where_there_are_none_one_sentence_says_so(name: str) -> None:
 def test_a_long_row_of_plain_layers_is_divided() -> None:
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())]
     module = nn.Sequential(*layers)
-    assert found_blocks(module) == [module]
+    assert found_blocks(module) == {"": module}
     peaks = []
     for run in (copy.deepcopy(module), module):
         inputs = torch.randn(500, 64)

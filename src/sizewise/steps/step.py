@@ -18,7 +18,16 @@ from sizewise.steps.parts import IGNORED, Weight, divided, weighed
 from sizewise.torch_tools.checkpointing import checkpointed
 from sizewise.torch_tools.keeping import AsItIs, InHalf
 
-__all__ = ["IGNORED", "Loss", "backpropagate", "compare", "cross_entropy", "training_step"]
+__all__ = [
+    "IGNORED",
+    "Loss",
+    "backpropagate",
+    "compare",
+    "cross_entropy",
+    "masked_cross_entropy",
+    "rest",
+    "training_step",
+]
 
 Loss = Callable[[nn.Module, Any, Any], Tensor | Iterable[Tensor]]
 """From a module, inputs and targets to a scalar; or to several, each computed when it is asked for.
@@ -150,13 +159,32 @@ def training_step(
             _refuse(weight is not None, "needs whole batches, and levers.micro_batch divides them")
             _refuse(clip is not None, "cannot wait for the norm that recipe.clip needs")
             return _moved_backward(loss(module, some, wanted), optimizer, pull)
-        values = [backpropagate(loss(module, some, wanted), share) for some, wanted, share in batch]
+        values = [
+            _added(loss(module, some, wanted), share, parameters) for some, wanted, share in batch
+        ]
     for parameter in parameters if proximal else ():
         pull(parameter)
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
     return values[0] if len(values) == 1 else torch.stack(values).sum()
+
+
+def _added(
+    terms: Tensor | Iterable[Tensor], weight: Weight, parameters: Sequence[Tensor]
+) -> Tensor:
+    """Add the gradients of a part of a batch to those of the parts before it."""
+    if weight is None or isinstance(terms, Tensor):
+        return backpropagate(terms, weight)
+    # A loss may look at its gradients, or drop them, between its terms: it gets only its own.
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    value = backpropagate(terms, weight)
+    for parameter, sofar in zip(parameters, before, strict=True):
+        if sofar is not None:
+            parameter.grad = sofar if parameter.grad is None else sofar.add_(parameter.grad)
+    return value
 
 
 class _Pull:

@@ -45,7 +45,8 @@ def checkpointed(module: nn.Module, paths: Sequence[str], keeper: Keeper) -> Ite
     """
     replaced: list[tuple[nn.Module, Any]] = []
     try:
-        for block in named_blocks(module, paths) if paths else found_blocks(module):
+        found = named_blocks(module, paths) if paths else found_blocks(module).values()
+        for block in found:
             replaced.append((block, vars(block).get("forward")))
             vars(block)["forward"] = _twice(block, keeper)
         yield
@@ -79,8 +80,8 @@ def named_blocks(module: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     return list({id(block): block for block in found}.values())
 
 
-def found_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return modules that are worth running twice, in the order in which they are held.
+def found_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """Return modules that are worth running twice, by path, in the order in which they are held.
 
     They are the items of lists that consist of layers themselves, and sequences of plain layers
     outside of lists, but for one at the end, such as a head: its turn to go back comes at once, so
@@ -89,10 +90,11 @@ def found_blocks(module: nn.Module) -> list[nn.Module]:
     Raises:
         ModelError: There are none.
     """
-    searched = list(_search(module))
-    if len(searched) > 1 and not searched[-1][1] and not _long(searched[-1][0]):
-        searched.pop()
-    found = list({id(block): block for block, _ in searched}.values())
+    chosen = {id(block): (block, item) for block, item in _search(module)}
+    *_, (last, item) = ((None, True), *chosen.values())
+    if len(chosen) > 1 and last is not None and not item and not _long(last):
+        del chosen[id(last)]
+    found = {path: child for path, child in module.named_modules() if id(child) in chosen}
     if not found:
         raise ModelError(
             f"{type(module).__name__} has no list of blocks to checkpoint; name modules that it "
