@@ -131,48 +131,69 @@ def _long(module: nn.Module) -> bool:
 def _twice(block: nn.Module, keeper: Keeper) -> Callable[..., Any]:
     """Return a forward of a block that can be run again."""
     if not _long(block):
-        forward = block.forward
-
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            return _run(forward, [block], keeper, args, kwargs)
-
-        return whole
+        return _Block(block.forward, [block], keeper)
     layers = list(block.children())
     count = math.isqrt(len(layers))
     bounds = [len(layers) * number // count for number in range(count + 1)]
-    runs = [layers[start:stop] for start, stop in pairwise(bounds)]
-
-    def in_runs(x: Any) -> Any:
-        for run in runs:
-            x = _run(_chain(run), run, keeper, (x,), {})
-        return x
-
-    return in_runs
+    rows = [layers[start:stop] for start, stop in pairwise(bounds)]
+    return _chain([_Block(_chain(row), row, keeper) for row in rows])
 
 
-def _chain(layers: Sequence[nn.Module]) -> Callable[[Any], Any]:
+def _chain(steps: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     def forward(x: Any) -> Any:
-        for layer in layers:
-            x = layer(x)
+        for step in steps:
+            x = step(x)
         return x
 
     return forward
 
 
-def _run(
-    forward: Callable[..., Any],
-    modules: Sequence[nn.Module],
-    keeper: Keeper,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    block = _Block(forward, modules, keeper, args, kwargs)
-    with saved_tensors_hooks(block.pack, _take):
-        out = forward(*args, **kwargs)
-    block.ran()
-    return out
+class _Block:
+    """Something that runs twice.
+
+    Attributes:
+        forward: What runs.
+        keeper: Holds what waits for the backward pass.
+        norms: Layers that keep statistics of what they see now, which they do not use now.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], modules: Sequence[nn.Module], keeper: Keeper
+    ) -> None:
+        layers = [layer for module in modules for layer in module.modules()]
+        self.forward, self.keeper = forward, keeper
+        self.norms = [
+            layer
+            for layer in layers
+            if isinstance(layer, _NormBase) and layer.training and layer.running_mean is not None
+        ]
+        self._name = type(modules[0]).__name__
+        self._lasting: list[Tensor] = []
+        for layer in layers:
+            self._lasting += layer.parameters(recurse=False)
+            if layer not in self.norms:
+                self._lasting += layer.buffers(recurse=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run for the first time."""
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        call = _Call(self, args, kwargs)
+        with saved_tensors_hooks(call.pack, _take):
+            out = self.forward(*args, **kwargs)
+        call.ran()
+        return out
+
+    def versions(self) -> list[int]:
+        """Return how often each tensor was changed that must not change between two runs."""
+        return [tensor._version for tensor in self._lasting]
+
+    def error(self, what: str) -> ModelError:
+        """Return what to raise if it does something that cannot be run again."""
+        return ModelError(
+            f"{self._name} {what}, so it cannot be checkpointed; leave it out of levers.blocks, or "
+            "do without levers.checkpoint"
+        )
 
 
 class _Enough(Exception):
@@ -182,40 +203,32 @@ class _Enough(Exception):
 class _Slot:
     """Stands for a tensor that was saved in the first run, and holds that of the second."""
 
-    __slots__ = ("__weakref__", "block", "kept")
+    __slots__ = ("__weakref__", "call", "kept")
 
-    def __init__(self, block: "_Block") -> None:
-        self.block, self.kept = block, None
+    def __init__(self, call: "_Call") -> None:
+        self.call, self.kept = call, None
 
 
 def _take(slot: _Slot) -> Tensor:
     if slot.kept is None:
-        slot.block.run_again()
-    return slot.block.keeper.unpack(slot.kept)
+        slot.call.run_again()
+    return slot.call.block.keeper.unpack(slot.kept)
 
 
-class _Block:
+class _Call:
     """One call of a block: its inputs, and slots for what it saves.
 
     The nodes of the graph own the slots, and these own the call: what a node is done with is gone.
     """
 
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        modules: Sequence[nn.Module],
-        keeper: Keeper,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.keeper = keeper
-        self._forward, self._modules = forward, modules
+    def __init__(self, block: _Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.block = block
         self._slots: list[tuple[ref[_Slot], torch.Size]] = []
         self._tensors: dict[int, tuple[Any, bool]] = {}
         self._inputs: Any = tree_map(self._put_away, (args, kwargs))
         self._precision = _autocast()
         self._random: Tensor | None = torch.get_rng_state()
-        self._versions = [tensor._version for tensor in self._lasting()]
+        self._versions = block.versions()
 
     def pack(self, tensor: Tensor) -> _Slot:
         """Return a slot in place of a tensor that the first run saves."""
@@ -241,10 +254,10 @@ class _Block:
             nonlocal left
             weak, shape = next(slots)
             if tensor.shape != shape:
-                raise self._error("computed other shapes when it ran again")
+                raise self.block.error("computed other shapes when it ran again")
             slot = weak()
             if slot is not None:
-                slot.kept = self.keeper.pack(tensor)
+                slot.kept = self.block.keeper.pack(tensor)
             left -= 1
             if not left:
                 raise _Enough
@@ -252,20 +265,20 @@ class _Block:
         with ExitStack() as around:
             for context in (torch.enable_grad(), _drawing(self._random), *self._precision):
                 around.enter_context(context)
-            around.enter_context(_own_statistics(self._modules))
+            around.enter_context(_own_statistics(self.block.norms))
             around.enter_context(saved_tensors_hooks(fill, _never))
             try:
-                self._forward(*args, **kwargs)
+                self.block.forward(*args, **kwargs)
             except _Enough:
                 return
-        raise self._error("saved less when it ran again")
+        raise self.block.error("saved less when it ran again")
 
     def _put_away(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         # By number: a block may ask whether two of its inputs are the same tensor.
         if id(value) not in self._tensors:
-            self._tensors[id(value)] = self.keeper.pack(value), value.requires_grad
+            self._tensors[id(value)] = self.block.keeper.pack(value), value.requires_grad
         return _Input(id(value))
 
     def _restore(self) -> Callable[[Any], Any]:
@@ -276,28 +289,15 @@ class _Block:
                 return value
             if value.number not in made:
                 kept, learns = self._tensors[value.number]
-                made[value.number] = self.keeper.unpack(kept).detach().requires_grad_(learns)
+                tensor = self.block.keeper.unpack(kept)
+                made[value.number] = tensor.detach().requires_grad_(learns)
             return made[value.number]
 
         return restore
 
-    def _lasting(self) -> Iterator[Tensor]:
-        """Yield tensors that must not change between the two runs."""
-        for module in self._modules:
-            yield from module.parameters()
-            for layer in module.modules():
-                if not _counts(layer):
-                    yield from layer.buffers(recurse=False)
-
     def _check(self, when: str) -> None:
-        if self._versions != [tensor._version for tensor in self._lasting()]:
-            raise self._error(f"changes its own tensors {when}")
-
-    def _error(self, what: str) -> ModelError:
-        return ModelError(
-            f"{type(self._modules[0]).__name__} {what}, so it cannot be checkpointed; leave it out "
-            "of levers.blocks, or do without levers.checkpoint"
-        )
+        if self._versions != self.block.versions():
+            raise self.block.error(f"changes its own tensors {when}")
 
 
 class _Input:
@@ -313,15 +313,9 @@ def _never(_: None) -> Tensor:
     raise AssertionError("nobody goes back through a second run")
 
 
-def _counts(layer: nn.Module) -> bool:
-    """Return whether a layer keeps statistics of what it sees now, which it does not use now."""
-    return isinstance(layer, _NormBase) and layer.training and layer.running_mean is not None
-
-
 @contextmanager
-def _own_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+def _own_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     """Give norms copies of their statistics, so that the same batch does not count twice."""
-    norms = [layer for module in modules for layer in module.modules() if _counts(layer)]
     before = [dict(norm._buffers) for norm in norms]
     try:
         for norm in norms:
