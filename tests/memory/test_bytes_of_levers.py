@@ -8,7 +8,8 @@ import torch
 
 from lever_cases import BATCH, MODELS, RECIPES, batch, built, checkpoints
 from sizewise import models
-from sizewise.errors import ConfigError
+from sizewise.errors import ConfigError, ModelError
+from sizewise.exchange.plan import Stage
 from sizewise.memory import prediction
 from sizewise.memory.meter import Meter, OutOfBudget
 from sizewise.memory.prediction import cost, predict
@@ -17,6 +18,7 @@ from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import training_step
 from sizewise.torch_tools import keeping
+from sizewise.training.loop import Shard, fit
 
 HALF = Levers(activations="bfloat16", state="bfloat16")
 ALONE = {
@@ -125,3 +127,21 @@ def test_levers_that_do_not_go_together_are_one_sentence() -> None:
     both = Levers(step_in_backward=True, micro_batch=BATCH - 1)
     with pytest.raises(ConfigError, match=r"levers.micro_batch"):
         predict(built("mlp"), *batch("mlp"), step=partial(training_step, levers=both))
+    again = partial(training_step, levers=Levers(checkpoint=True))
+    with pytest.raises(ModelError, match=r"^Recurrent has no list of blocks to checkpoint; name"):
+        predict(built("gru"), *batch("gru"), step=again)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_devices_train_with_levers_within_what_was_predicted(optimizer: str) -> None:
+    recipe = Recipe(optimizer=optimizer, lr=0.01, batch=BATCH, epochs=2)  # type: ignore[arg-type]
+    images, labels = batch("cnn", 2 * BATCH + 3)
+    shard = Shard(images, labels, torch.arange(len(labels)), lambda data, _: data)
+    for levers in (NONE, Levers(micro_batch=3, checkpoint=True), TOGETHER["backward and half"]):
+        module = built("cnn")
+        peak = predicted("cnn", levers, recipe)
+        generator = torch.Generator().manual_seed(0)
+        given = (module, Stage(0.01, 2), shard, recipe, generator)
+        found = fit(*given, meter=Meter(peak), every_step=True, levers=levers)
+        assert found.peak_bytes == peak
+        assert found.steps == 6

@@ -195,8 +195,8 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
         twin = remade(module, _same_data)
         try:
             return _simulate(twin, learning, spec, _same_data)
-        except ConfigError:
-            raise
+        except (ModelError, ConfigError):
+            raise  # It is a sentence already.
         except Exception as error:
             raise _refusal(module, blame(error, module, twin)) from error
 
