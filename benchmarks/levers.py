@@ -4,13 +4,14 @@
     python benchmarks/levers.py cnn --repeats 30   # one of them
     python benchmarks/levers.py --bytes --json     # without times, at once
 
-Steps at batch 32 on one thread. In each repeat every choice of levers takes one step in turn, so
-that all meet the same machine; a time is the median over repeats, in seconds of the processor, over
-that of plain training.
+Steps at batch 32 on one thread. In each repeat every choice of levers takes one step, in an order
+that is drawn, so that all meet the same machine; a time is the median over repeats, in seconds of
+the processor, over that of plain training.
 """
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -106,12 +107,14 @@ def times(case: Case, repeats: int) -> list[float]:
         optimizer = make_optimizer(case.recipe, [*module.parameters()], 1e-3, levers)
         steps.append(partial(training_step, module, optimizer, *case.batch(), levers=levers))
     taken: list[list[float]] = [[] for _ in steps]
+    order = list(range(len(steps)))
     for repeat in range(repeats + 2):  # Two to warm up.
-        for step, found in zip(steps, taken, strict=True):
+        random.Random(repeat).shuffle(order)  # noqa: S311  (what came before must not matter)
+        for number in order:
             start = time.process_time()
-            step()
+            steps[number]()
             if repeat > 1:
-                found.append(time.process_time() - start)
+                taken[number].append(time.process_time() - start)
     return [statistics.median(found) for found in taken]
 
 

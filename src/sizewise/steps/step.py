@@ -151,7 +151,7 @@ def training_step(
     # Before the forward pass and to None: old gradients must not be alive beside activations.
     optimizer.zero_grad(set_to_none=True)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    pull = _Pull(parameters, anchors, proximal)
+    pull = _Pull(parameters, anchors, proximal) if proximal else None
     batch = divided(inputs, targets, levers.micro_batch)
     with _pulled(module, (inputs, targets), levers):
         if levers.step_in_backward:
@@ -162,8 +162,9 @@ def training_step(
         values = [
             _added(loss(module, some, wanted), share, parameters) for some, wanted, share in batch
         ]
-    for parameter in parameters if proximal else ():
-        pull(parameter)
+    if pull is not None:
+        for parameter in parameters:
+            pull(parameter)
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
@@ -194,12 +195,12 @@ class _Pull:
         self, parameters: Sequence[Tensor], anchors: Sequence[Tensor], proximal: float
     ) -> None:
         self._proximal = proximal
-        self._anchors = dict(zip(parameters, anchors, strict=True)) if proximal else {}
+        self._anchors = dict(zip(parameters, anchors, strict=True))
 
     @torch.no_grad()
     def __call__(self, parameter: Tensor) -> None:
         """Add the gradient of mu/2 ||w - anchor||^2, without building it into the graph."""
-        if self._proximal and parameter.grad is not None:
+        if parameter.grad is not None:
             parameter.grad.add_(parameter - self._anchors[parameter], alpha=self._proximal)
 
 
@@ -218,7 +219,7 @@ def _pulled(module: nn.Module, batch: Any, levers: Levers) -> Iterator[None]:
 
 
 def _moved_backward(
-    value: Tensor | Iterable[Tensor], optimizer: Optimizer, pull: Callable[[Tensor], None]
+    value: Tensor | Iterable[Tensor], optimizer: Optimizer, pull: "_Pull | None"
 ) -> Tensor:
     """Go back through a loss and move each parameter as soon as its gradient is there."""
     advance = getattr(optimizer, "advance", None)
@@ -233,7 +234,8 @@ def _moved_backward(
                 "backward pass; do without levers.step_in_backward"
             )
         moved.add(parameter)
-        pull(parameter)
+        if pull is not None:
+            pull(parameter)
         advance(parameter)  # type: ignore[misc]
         parameter.grad = None
 
