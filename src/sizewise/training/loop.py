@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
 from sizewise.memory.meter import Meter
+from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import Loss, cross_entropy, rest, training_step
@@ -109,9 +110,10 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
     return trainable is None or any(f"{name}.".startswith(f"{prefix}.") for prefix in trainable)
 
 
-def make_step(recipe: Recipe, loss: Loss) -> Callable[..., Tensor]:
+def make_step(recipe: Recipe, loss: Loss, levers: Levers = NONE) -> Callable[..., Tensor]:
     """Return the training step of a recipe; the same one is trained, metered and predicted."""
-    return partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
+    step = partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
+    return step if levers == NONE else partial(step, levers=levers)
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ def fit(
     every_step: bool = False,
     parameters: Sequence[nn.Parameter] | None = None,
     moments: Tensors | None = None,
+    levers: Levers = NONE,
 ) -> Fit:
     """Train one stage on a device's data.
 
@@ -161,11 +164,12 @@ def fit(
         parameters: What learns, if the model is ready for it; default: it is made ready now.
         moments: What an earlier optimiser remembers, which is changed as this one goes on; default:
             a fresh one, of which nothing is kept.
+        levers: What makes the steps smaller.
     """
     if parameters is None:
         module.train()
         parameters = freeze(module, stage.trainable)
-    optimizer = make_optimizer(recipe, parameters, stage.lr)
+    optimizer = make_optimizer(recipe, parameters, stage.lr, levers)
     named = module.named_parameters() if recipe.proximal or moments is not None else ()
     learning = [name for name, parameter in named if parameter.requires_grad]
     if moments is not None:
@@ -174,7 +178,7 @@ def fit(
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
         anchors = [origin[name].detach().clone() for name in learning]
-    step = make_step(recipe, loss)
+    step = make_step(recipe, loss, levers)
     steps, total, settled = 0, torch.zeros(()), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)
