@@ -168,6 +168,7 @@ class SplitMix(Method):
         super().__init__(task, options)
         if self.options.mask_labels:
             task.has_classes("method.mask_labels")
+            self.divides_batches = False  # Which classes count depends on the whole batch.
         if task.model.weights is not None:
             raise ConfigError(
                 "splitmix trains several narrow networks, which cannot all start from "
@@ -189,7 +190,7 @@ class SplitMix(Method):
         smallest = self.task.budgets[0]
         for parts in range(1, LARGEST_DECK + 1):
             try:
-                peak = self.peak(Bases((0,), 1 / parts))
+                peak = self.least(Bases((0,), 1 / parts))
             except NoChannelLeft:
                 return 1 / (parts - 1)
             if smallest is None or peak <= smallest:
@@ -209,7 +210,7 @@ class SplitMix(Method):
         counts = range(1, deck + 1)
 
         def bytes_of(count: int) -> int:
-            return self.peak(first_bases(count, self.atom))
+            return self.least(first_bases(count, self.atom))
 
         return largest_fitting(counts, bytes_of, device.memory) or 1
 

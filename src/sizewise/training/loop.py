@@ -144,7 +144,6 @@ def fit(
     every_step: bool = False,
     parameters: Sequence[nn.Parameter] | None = None,
     moments: Tensors | None = None,
-    levers: Levers = NONE,
 ) -> Fit:
     """Train one stage on a device's data.
 
@@ -164,12 +163,11 @@ def fit(
         parameters: What learns, if the model is ready for it; default: it is made ready now.
         moments: What an earlier optimiser remembers, which is changed as this one goes on; default:
             a fresh one, of which nothing is kept.
-        levers: What makes the steps smaller.
     """
     if parameters is None:
         module.train()
         parameters = freeze(module, stage.trainable)
-    optimizer = make_optimizer(recipe, parameters, stage.lr, levers)
+    optimizer = make_optimizer(recipe, parameters, stage.lr, stage.levers)
     named = module.named_parameters() if recipe.proximal or moments is not None else ()
     learning = [name for name, parameter in named if parameter.requires_grad]
     if moments is not None:
@@ -178,7 +176,7 @@ def fit(
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
         anchors = [origin[name].detach().clone() for name in learning]
-    step = make_step(recipe, loss, levers)
+    step = make_step(recipe, loss, stage.levers)
     steps, total, settled = 0, torch.zeros(()), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)

@@ -132,7 +132,9 @@ class SLT(Method):
                 self._bytes[key] = accounting.hooks(module, images, stage.trainable)
             else:
                 try:
-                    self._bytes[key] = self.costs.of(module, chosen, stage).footprint.peak
+                    self._bytes[key] = self.least_with(
+                        lambda one: self.costs.of(module, chosen, one).footprint.peak, stage
+                    )
                 except ModelError:
                     # Which layer is to blame is known to the check.
                     self.submodels.cut(chosen, check=True)
