@@ -34,7 +34,6 @@ from sizewise.surgery import norms
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
-
 UNUSABLE = (ConfigError, ModelError)
 """Raised by levers that a loss or a model cannot be trained with; those are passed over."""
 

@@ -11,7 +11,6 @@ from typing import Literal
 from sizewise.common.structure import Bytes
 from sizewise.errors import ConfigError
 
-
 Lever = Literal[
     "none",
     "auto",

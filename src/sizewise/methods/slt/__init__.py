@@ -183,7 +183,9 @@ class SLT(Method):
         frozen, largest = self._frozen(step), self.submodels.largest
         # Only whole channels of the widest layer are told apart; wider heads cost more.
         choices = [(channel + 1) / largest for channel in range(round(most * largest))]
-        found = largest_fitting(choices, lambda w: self.bytes_of(step, frozen, w), capacity)
+        found = largest_fitting(
+            choices, lambda w: self.bytes_of(step, frozen, w), capacity, evenly=True
+        )
         if found is not None:
             return found
         if self.options.assign == "bytes":
