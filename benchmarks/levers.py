@@ -153,7 +153,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--bytes", action="store_true", help="do not measure times")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="one model, one step of each")
     chosen = parser.parse_args()
+    if chosen.smoke:
+        chosen.cases, chosen.repeats = ["cnn"], 1
     torch.set_num_threads(1)
     repeats = 0 if chosen.bytes else chosen.repeats
     found = {name: rows(CASES[name], repeats) for name in chosen.cases or CASES}

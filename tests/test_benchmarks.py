@@ -17,7 +17,7 @@ from sizewise.memory.prediction import predict
 
 BENCHMARKS = ROOT / "benchmarks"
 
-HERE = ("cutting.py", "fedepth.py", "merge.py", "nefl.py")
+HERE = ("cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py", "smallest.py")
 """Run in this process."""
 
 APART = ("memory.py", "outside.py", "startup.py", "peers/compare.py", "peers/scale.py")

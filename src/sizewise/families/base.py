@@ -112,9 +112,11 @@ class Method:
     @cached_property
     def levers(self) -> tuple[Levers, ...]:
         """What may make a step smaller, cheapest first; without any, the recipe's plain step."""
-        noisy = norms.uses_batch_statistics(self.task.build()) or self.task.recipe.norm != "batch"
-        smallest = SMALLEST_PART if noisy else 1
-        return combinations(self.task.recipe, smallest, divides=self.divides_batches)
+        recipe = self.task.recipe
+        if recipe.levers == ("none",):
+            return (NONE,)
+        smallest = SMALLEST_PART if norms.has_batch_norm(self.task.build()) else 1
+        return combinations(recipe, smallest, divides=self.divides_batches)
 
     def peak(self, submodel: Submodel, stage: TrainingStage | None = None) -> int:
         """Return the predicted bytes of one step; default: of training all of a submodel."""
@@ -137,8 +139,6 @@ class Method:
     ) -> TrainingStage:
         """Return a stage with the cheapest levers that fit a budget; as it is if none do."""
         if budget is None or self.peak(submodel, stage) <= budget or len(self.levers) == 1:
-            return stage
-        if self.least(submodel, stage) > budget:
             return stage
         for levers in self.levers:
             with suppress(*UNUSABLE):

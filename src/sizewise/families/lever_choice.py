@@ -61,7 +61,11 @@ def _sizes(batch: int, smallest: int) -> Iterator[int]:
 
 
 def most_frugal(choices: tuple[Levers, ...]) -> tuple[Levers, ...]:
-    """Return the combinations of which one needs the fewest bytes: with and without parts."""
+    """Return the combinations of which one needs the fewest bytes, or nearly: they stand for all.
+
+    These are none, all levers at once, and all with the smallest parts. Where weights dominate,
+    others may need a little less.
+    """
     whole = [levers for levers in choices if levers.micro_batch is None]
     parted = [levers for levers in choices if levers.micro_batch is not None]
-    return (*whole[-1:], *parted[-1:])
+    return tuple(dict.fromkeys((*choices[:1], *whole[-1:], *parted[-1:])))

@@ -95,7 +95,8 @@ class Recipe:
                 "recipe.norm = 'sbn' recalibrates the whole model on the server, which cannot be "
                 "held to recipe.eval_memory; use 'batch' or 'tracked'"
             )
-        if len(self.levers) != 1 and {"none", "auto"} & set(self.levers):
+        alone = {"none", "auto"} & set(self.levers)
+        if not self.levers or (alone and len(self.levers) > 1):
             raise ConfigError(
                 f"recipe.levers is 'none', 'auto' or a list of levers, not {list(self.levers)}"
             )
