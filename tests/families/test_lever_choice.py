@@ -48,7 +48,6 @@ def test_what_needs_no_further_operations_comes_first() -> None:
     assert found[-1] == Levers(4, True, (), False, "bfloat16", "bfloat16")
     assert len(set(found)) == len(found) == 2 * 2 * 2 * 3
     assert most_frugal(found) == (
-        NONE,
         Levers(None, True, (), True, "bfloat16", "bfloat16"),
         Levers(4, True, (), False, "bfloat16", "bfloat16"),
     )
@@ -69,9 +68,7 @@ def test_auto_and_none_stand_alone(levers: list[str]) -> None:
 
 def test_one_word_stands_for_a_list_and_an_unknown_one_is_named() -> None:
     assert configs.from_dict({"recipe": {"levers": "auto"}}).recipe.levers == ("auto",)
-    with pytest.raises(
-        ConfigError, match=r"levers\[0\] cannot be 'chekpoint'; did you mean"
-    ):
+    with pytest.raises(ConfigError, match=r"levers\[0\] cannot be 'chekpoint'; did you mean"):
         configs.from_dict({"recipe": {"levers": ["chekpoint"]}})
 
 

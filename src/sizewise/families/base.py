@@ -23,7 +23,7 @@ from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors
 from sizewise.families.costs import Costs
-from sizewise.families.lever_choice import SMALLEST_PART, combinations, most_frugal
+from sizewise.families.lever_choice import SMALLEST_PART, combinations, less_demanding, most_frugal
 from sizewise.families.submodels import Submodels, Width
 from sizewise.families.trainer import Trainer
 from sizewise.fleet.devices import Device
@@ -128,11 +128,14 @@ class Method:
 
     def least_with(self, peak: Callable[[TrainingStage], int], stage: TrainingStage) -> int:
         """Return the fewest bytes that a stage needs, given how bytes follow from its levers."""
-        found = []
+        found = [peak(stage)]
         for levers in most_frugal(self.levers):
-            with suppress(*(UNUSABLE if levers != NONE else ())):
-                found.append(peak(replace(stage, levers=levers)))
-        return min(found) if found else peak(stage)
+            # A loss of several terms, or a model without blocks, can do without some of them.
+            for usable in dict.fromkeys(less_demanding(levers)):
+                with suppress(*UNUSABLE):
+                    found.append(peak(replace(stage, levers=usable)))
+                    break
+        return min(found)
 
     def squeezed(
         self, submodel: Submodel, stage: TrainingStage, budget: int | None

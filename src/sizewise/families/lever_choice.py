@@ -7,6 +7,7 @@ run the forward pass twice. What each buys and changes is on docs/levers.md.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from sizewise.steps.levers import NONE, Levers, Precision
@@ -63,9 +64,15 @@ def _sizes(batch: int, smallest: int) -> Iterator[int]:
 def most_frugal(choices: tuple[Levers, ...]) -> tuple[Levers, ...]:
     """Return the combinations of which one needs the fewest bytes, or nearly: they stand for all.
 
-    These are none, all levers at once, and all with the smallest parts. Where weights dominate,
-    others may need a little less.
+    These are all levers at once, and all with the smallest parts. Where weights dominate, others
+    may need a little less.
     """
     whole = [levers for levers in choices if levers.micro_batch is None]
     parted = [levers for levers in choices if levers.micro_batch is not None]
-    return tuple(dict.fromkeys((*choices[:1], *whole[-1:], *parted[-1:])))
+    return tuple(levers for levers in (*whole[-1:], *parted[-1:]) if levers != NONE)
+
+
+def less_demanding(levers: Levers) -> Iterator[Levers]:
+    """Yield a combination, then what is left of it where a lever cannot be used."""
+    for checkpoint, moved in product((levers.checkpoint, False), (levers.step_in_backward, False)):
+        yield replace(levers, checkpoint=checkpoint, step_in_backward=moved)
