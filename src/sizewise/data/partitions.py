@@ -79,11 +79,7 @@ class Partition(Shards):
 class Draw(Shards):
     """Shards drawn from one pool when asked for; they overlap, and a million of them cost nothing.
 
-    Attributes:
-        pool: How many samples there are to draw from.
-        devices: The number of devices.
-        samples_per_device: How many different samples each device draws.
-        seed: The run's seed.
+    The pool has so many samples, of which each device draws different ones, by the run's seed.
     """
 
     pool: int

@@ -33,13 +33,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeviceRunner:
-    """A method and its data.
+    """A method, its data, and who has which samples.
 
-    Attributes:
-        method: What is trained.
-        dataset: On what.
-        partition: Who has which samples.
-        together: Most devices that train in one batched call; 0: each alone.
+    At most `together` devices train in one batched call; 0: each alone.
     """
 
     method: Method

@@ -81,11 +81,7 @@ def _may_fork() -> bool:
 
 
 class _Forked:
-    """A copy of this process that becomes a worker, and forks the others.
-
-    Attributes:
-        pid: Its number, and that of its process group.
-    """
+    """A copy of this process that becomes a worker, and forks the others, as a process group."""
 
     def __init__(self, inherited: list[int], ours: list[Connection]) -> None:
         self.pid = os.fork()

@@ -15,11 +15,7 @@ from sizewise.fleet.devices import Device
 
 @dataclass(frozen=True)
 class Clock:
-    """The rule by which rounds end.
-
-    Attributes:
-        deadline: Seconds after which a round ends; None waits for the slowest device.
-    """
+    """The rule by which rounds end: after so many seconds; None waits for the slowest device."""
 
     deadline: float | None = None
 

@@ -50,12 +50,7 @@ SPARE = "enough other devices had answered"
 
 
 class FlowerEngine:
-    """Trains devices on the nodes of a Flower federation.
-
-    Attributes:
-        roster: The nodes that are connected.
-        journal: What happened to them.
-    """
+    """Trains devices on the nodes of a Flower federation; its journal says what became of them."""
 
     def __init__(self, grid: Grid, poll: float = 0.5) -> None:
         self.journal = Journal()

@@ -62,12 +62,7 @@ def in_stages(
 
 
 class Shortcut(nn.Module):
-    """A block that adds what comes in to what it computes, before a last ReLU.
-
-    Attributes:
-        projection: What makes it fit where the shape changes.
-        relu: The last ReLU.
-    """
+    """A block that adds what comes in, projected where the shape changes, before a last ReLU."""
 
     projection: nn.Module | None
     relu: nn.Module

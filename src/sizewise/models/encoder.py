@@ -58,11 +58,7 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer of the encoder, which attends to real tokens only.
-
-    Attributes:
-        layer: The library's module.
-    """
+    """One layer of the encoder, the library's, which attends to real tokens only."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -17,14 +17,9 @@ WIDE, NARROW = 760.0, 360.0
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of a report.
+    """A figure of a report: its files' name, what it is about, and how to read it.
 
-    Attributes:
-        name: Of its files.
-        title: What it is about.
-        note: How to read it.
-        data: What it shows, as rows of equal keys.
-        draw: From a width in pixels to a drawing.
+    Its data are rows of equal keys; it is drawn for a width in pixels.
     """
 
     name: str

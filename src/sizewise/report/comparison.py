@@ -34,13 +34,9 @@ Tables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison.
+    """One run of a comparison, on one core: the number of workers does not change its bits.
 
-    Attributes:
-        row: The row it belongs to, such as a method's name.
-        seed: Its seed.
-        config: The run, on one core: the number of workers does not change its bits.
-        folder: Its run folder.
+    Its row is most often its method's name.
     """
 
     row: str
@@ -53,12 +49,8 @@ class Job:
 class Outcome:
     """What became of a job.
 
-    Attributes:
-        job: Which one.
-        result: What `sizewise run --json` printed, and the optimiser steps of all devices; None if
-            the run failed.
-        error: Why it failed, in one sentence.
-        exit_code: Of the run.
+    The result is what `sizewise run --json` printed, and the optimiser steps of all devices; None
+    if the run failed. The error then says why, in one sentence.
     """
 
     job: Job
@@ -137,7 +129,7 @@ def carry_out(
                 running.remove(run)
                 outcomes[run.job.folder] = run.outcome()
             watch([run.job for run in running], list(outcomes.values()))
-            time.sleep(_TICK)
+            time.sleep(0.5)
     finally:
         for run in running:
             run.process.send_signal(signal.SIGINT)
@@ -145,9 +137,6 @@ def carry_out(
             run.process.wait()
             run.outcome()
     return [outcomes[job.folder] for job in wanted]
-
-
-_TICK = 0.5
 
 
 def finished(job: Job) -> Outcome | None:

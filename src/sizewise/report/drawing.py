@@ -97,13 +97,9 @@ Shape = Line | Area | Box | Dot | Text
 
 @dataclass
 class Drawing:
-    """Shapes on a sheet; y grows downwards.
+    """Shapes on a sheet of some pixels, in the order in which they are drawn; y grows downwards.
 
-    Attributes:
-        width: In pixels.
-        height: In pixels.
-        label: What it shows, for those who cannot see it.
-        shapes: In the order in which they are drawn.
+    The label says what it shows, for those who cannot see it.
     """
 
     width: float
@@ -199,7 +195,6 @@ def _svg(shape: Shape) -> str:
 
 
 def _paint(axes: Any, shape: Shape, order: int) -> None:
-    """Draw a shape on matplotlib's axes."""
     from matplotlib.patches import Circle, Polygon, Rectangle
 
     colour = PALETTE[shape.colour]

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels.
-
-    Attributes:
-        low: The value at `start`.
-        high: The value at `stop`.
-        start: In pixels.
-        stop: In pixels.
-    """
+    """From values, low to high, to pixels, start to stop."""
 
     low: float
     high: float

@@ -96,13 +96,7 @@ def _names(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table for people.
-
-    Attributes:
-        head: What is above it.
-        cell: What a row has in it.
-        cost: Whether it tells what a method cost, not what it reached.
-    """
+    """A column of the table for people: what a method reached, or what that cost."""
 
     head: str
     cell: Callable[[Row], str]

@@ -85,7 +85,8 @@ class Federation:
             scores = self.engine.evaluate(state)
             accuracy, sizes = self.rated(scores)
             totals = replace(totals, accuracy=accuracy, sizes=sizes)
-            losses = {size: finite(score.loss) for size, score in scores.items()}
+            # JSON can hold finite numbers only.
+            losses = {n: s.loss if math.isfinite(s.loss) else None for n, s in scores.items()}
             line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
         seconds = time.perf_counter() - start
         totals = replace(totals, rounds=round_index + 1, seconds=totals.seconds + seconds)
@@ -210,11 +211,6 @@ def check_fleet(method: Method, fleet: Fleet, state: State) -> None:
         f"{min(refusal.needed for refusal in refusals):,}; "
         f"raise a budget, or choose a smaller model, batch or method"
     )
-
-
-def finite(value: float) -> float | None:
-    """Return a number that JSON can hold; None for one that it cannot."""
-    return value if math.isfinite(value) else None
 
 
 def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:

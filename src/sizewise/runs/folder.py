@@ -76,11 +76,7 @@ class Totals:
 
 
 class RunFolder:
-    """A run's folder, held by one process at a time.
-
-    Attributes:
-        changes: What of its config changed when it was opened.
-    """
+    """A run's folder, held by one process at a time; opening it can bring changes of the config."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -87,7 +87,6 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
 
 
 def _loaded(config: Config) -> Dataset:
-    """Return the data that a config names."""
     data = config.data
     memory.check(data, None)
     dataset = sources.load(

@@ -34,14 +34,9 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Change:
-    """A key of the config that changed while a run was under way.
+    """A key of the config, a dotted path, that changed when so many rounds were done.
 
-    Attributes:
-        key: Its dotted path.
-        before: What it was; None if it was not given.
-        after: What it is now.
-        round: Rounds that were done by then.
-        time: When.
+    What was not given is None.
     """
 
     key: str

@@ -71,11 +71,8 @@ def resumed(
 ) -> Iterator[Federation]:
     """Yield the federation of an earlier run, to go on where it stopped.
 
-    Args:
-        path: Its folder.
-        dataset: The data it was started with, if that was given in memory.
-        engine: Where devices do their work, in place of this machine. Its owner closes it.
-        overrides: Values of its config to change on the way, such as `rounds=40`.
+    It needs the dataset it was started with, if that was given in memory; the engine is as for
+    `started`. Overrides are values of its config to change on the way, such as `rounds=40`.
     """
     # Before anything is written: opening the folder records what changes.
     memory.check(resuming.read(path, overrides).data, dataset)
