@@ -9,7 +9,7 @@ import torch
 from lever_cases import BATCH, MODELS, RECIPES, batch, built, checkpoints
 from sizewise import models
 from sizewise.errors import ConfigError, ModelError
-from sizewise.exchange.plan import Stage
+from sizewise.exchange.plan import TrainingStage
 from sizewise.memory import prediction
 from sizewise.memory.meter import Meter, OutOfBudget
 from sizewise.memory.prediction import cost, predict
@@ -140,8 +140,8 @@ def test_devices_train_with_levers_within_what_was_predicted(optimizer: str) -> 
     for levers in (NONE, Levers(micro_batch=3, checkpoint=True), TOGETHER["backward and half"]):
         module = built("cnn")
         peak = predicted("cnn", levers, recipe)
-        generator = torch.Generator().manual_seed(0)
-        given = (module, Stage(0.01, 2), shard, recipe, generator)
-        found = fit(*given, meter=Meter(peak), every_step=True, levers=levers)
-        assert found.peak_bytes == peak
+        meter, generator = Meter(peak), torch.Generator().manual_seed(0)
+        given = (module, TrainingStage(0.01, 2, levers=levers), shard, recipe, generator)
+        found = fit(*given, meter=meter, every_step=True)
+        assert meter.peak == peak
         assert found.steps == 6
