@@ -64,12 +64,11 @@ def _sizes(batch: int, smallest: int) -> Iterator[int]:
 def most_frugal(choices: tuple[Levers, ...]) -> tuple[Levers, ...]:
     """Return the combinations of which one needs the fewest bytes, or nearly: they stand for all.
 
-    These are all levers at once, and all with the smallest parts. Where weights dominate, others
-    may need a little less.
+    These are all levers at once, without parts and with the smallest, and with moments of either
+    type: to turn those of a large embedding into float32 takes more than they save.
     """
-    whole = [levers for levers in choices if levers.micro_batch is None]
-    parted = [levers for levers in choices if levers.micro_batch is not None]
-    return tuple(levers for levers in (*whole[-1:], *parted[-1:]) if levers != NONE)
+    last = {(levers.micro_batch is None, levers.state): levers for levers in choices}
+    return tuple(levers for levers in last.values() if levers != NONE)
 
 
 def less_demanding(levers: Levers) -> Iterator[Levers]:
