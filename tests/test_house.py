@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
 
 # From low to high: a room imports only those before it, and itself.
 ROOMS = [
-    *("errors", "common", "steps", "exchange", "fleet", "torch_tools", "cutting", "surgery"),
+    *("errors", "common", "torch_tools", "steps", "exchange", "fleet", "cutting", "surgery"),
     *("memory", "data", "models", "training", "families", "methods", "config", "engines", "runs"),
     *("report", "flower", "api", "cli"),
 ]

@@ -48,7 +48,7 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan) -> None:
 
 def test_a_method_reads_its_own_submodels_and_works() -> None:
     run = Run(Blocks((2, 3), (0, 1), stem=False, micro=4), (Blocks((0, 1, 2, 3)),))
-    stage = TrainingStage(0.1, 2, ("model.blocks.2",), run, (1, 3))
+    stage = TrainingStage(0.1, 2, ("model.blocks.2",), run, part=(1, 3))
     plan = Plan(7, 3, "any", TakenApart(True, (2,), 1, "blocks 3-4"), (stage,), 10, 9)
     read = read_plan(json.loads(json.dumps(plain(plan))), TakenApart, Run)
     assert read == plan

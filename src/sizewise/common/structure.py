@@ -123,6 +123,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         if value not in arguments:
             raise ConfigError(f"{where} cannot be {value!r}; {nearest(str(value), arguments)}")
         return value
+    if origin is tuple and isinstance(value, str) and get_origin(arguments[0]) is typing.Literal:
+        value = [value]  # One word stands for a list of it.
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin in (dict, Mapping) and isinstance(value, Mapping):

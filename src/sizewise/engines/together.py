@@ -16,6 +16,7 @@ from sizewise.common import rng
 from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.view import Tensors
 from sizewise.families.base import Method
+from sizewise.steps.levers import NONE
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.step import compare, cross_entropy
 from sizewise.training.loop import Shard, stream
@@ -31,6 +32,7 @@ def possible(method: Method, plan: Plan, shards: Sequence[Shard]) -> bool:
     return (
         type(method).train is Method.train
         and len(plan.stages) == 1
+        and stage.levers == NONE
         and len({len(shard) for shard in shards}) == 1
         and all(method.loss(plan.submodel, stage, shard) is cross_entropy for shard in shards)
         and (task.recipe.augment == "none" or task.recipe.augment_once)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sizewise.common.structure import build
 from sizewise.exchange.view import Tensors
+from sizewise.steps.levers import NONE, Levers
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class TrainingStage:
         epochs: Passes over the device's data.
         trainable: Prefixes of the names of the tensors that learn; None is all of them.
         work: What the method has to know to run it, such as its blocks.
+        levers: What makes its steps smaller.
         part: Where stages share their passes, which of how many equal parts of the batches this one
             takes, counted from 0; at least one batch.
     """
@@ -61,6 +63,7 @@ class TrainingStage:
     epochs: int
     trainable: tuple[str, ...] | None = None
     work: Work = field(default_factory=Work)
+    levers: Levers = NONE
     part: tuple[int, int] = (0, 1)
 
 

@@ -10,12 +10,13 @@ from sizewise.exchange.plan import Submodel, TrainingStage, Work
 from sizewise.families.submodels import Submodels
 from sizewise.memory import prediction
 from sizewise.memory.prediction import Cost
+from sizewise.steps.levers import Levers
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.step import Loss
 from sizewise.training import loop
 from sizewise.training.task import Task
 
-Key = tuple[Submodel, tuple[str, ...] | None, Work]
+Key = tuple[Submodel, tuple[str, ...] | None, Work, Levers]
 
 
 class Costs:
@@ -42,7 +43,7 @@ class Costs:
 
     def step(self, submodel: Submodel, stage: TrainingStage) -> Cost:
         """Return what one step of a stage is predicted to take."""
-        key = submodel.shape_key, stage.trainable, stage.work
+        key = submodel.shape_key, stage.trainable, stage.work, stage.levers
         if key not in self._known:
             actual = self.submodels.copy(submodel).actual(stage)
             self._known[key] = self.of(self.submodels.pattern(submodel), submodel, actual)
@@ -54,8 +55,8 @@ class Costs:
         return prediction.cost(
             module,
             *self._example(submodel, stage, recipe.batch),
-            step=loop.make_step(recipe, self._loss(submodel, stage)),
+            step=loop.make_step(recipe, self._loss(submodel, stage), stage.levers),
             anchored=recipe.proximal > 0,
-            optimizer=partial(make_optimizer, recipe, lr=stage.lr),
+            optimizer=partial(make_optimizer, recipe, lr=stage.lr, levers=stage.levers),
             trainable=stage.trainable,
         )

@@ -115,5 +115,5 @@ class Trainer:
 
     def _key(self, plan: Plan, shard: Shard, kind: tuple[object, ...]) -> tuple[object, ...]:
         """Return a key that devices share whose work needs the same bytes."""
-        works = tuple((stage.trainable, stage.work) for stage in plan.stages)
+        works = tuple((s.trainable, s.work, s.levers) for s in plan.stages)
         return (plan.submodel.shape_key, works, min(len(shard), 2 * self.task.recipe.batch), kind)

@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,6 +49,10 @@ class Footprint:
     not_known_for: str | None = None
 
 
+Transients = Mapping[int | None, int]
+"""Bytes that an optimiser takes for a moment, by the number of what moves; None: all at once."""
+
+_NOTHING: Transients = MappingProxyType({})
 _PARTS = ("parameters", "batch", "gradients", "optimizer_state", "activations", "workspace")
 
 
@@ -70,7 +76,7 @@ class Ledger(Meter):
     def __init__(self) -> None:
         super().__init__()
         self.clock = self.flops = 0
-        self.optimizer_moments: list[int] = []
+        self.optimizer_moments: list[tuple[int, int, int | None]] = []
         self._lives: list[_Life] = []
         self._alive: dict[int, _Life] = {}
         self._peak_moment = 0
@@ -85,13 +91,24 @@ class Ledger(Meter):
         for tensor in tensors_of(things):
             self._alive[room_of(tensor)._cdata].label = label
 
-    def footprint(self, state: int = 0, transient: int = 0) -> Footprint:
-        """Explain the peak, given the bytes of the optimiser's state and of its temporaries."""
-        parts = self._explain(self._peak_moment)
-        for moment in self.optimizer_moments:
-            then = self._explain(moment)
-            then["workspace"] += transient
-            parts = max(parts, then, key=Counter.total)
+    def note_step(self, number: int | None = None) -> None:
+        """Say that the optimiser moves one parameter now, by its number, or all of them."""
+        self.optimizer_moments.append((self.clock, self.live, number))
+
+    def footprint(self, state: int = 0, transients: Transients = _NOTHING) -> Footprint:
+        """Explain the peak, given the bytes of the optimiser's state and of its temporaries.
+
+        Args:
+            state: Bytes that the optimiser keeps.
+            transients: Those of each step that was noted.
+        """
+        needs = [
+            (live + transients[number], moment, transients[number])
+            for moment, live, number in self.optimizer_moments
+        ]
+        _, moment, transient = max([(self.peak, self._peak_moment, 0), *needs], key=itemgetter(0))
+        parts = self._explain(moment)
+        parts["workspace"] += transient
         parts["optimizer_state"] = state
         peak = parts.total()
         process = None

@@ -73,6 +73,7 @@ def largest_fitting(
     budget: float | None,
     *,
     ascending: bool = True,
+    evenly: bool = False,
 ) -> T | None:
     """Return the last choice that fits a budget; None if none does.
 
@@ -81,8 +82,8 @@ def largest_fitting(
         cost: Bytes of a choice.
         budget: Bytes of the device; None is unlimited.
         ascending: Whether costs never fall along the choices, so that few of them are asked for:
-            the last one first, which fits more often than not, then whatever the last two costs
-            point to. Else the last ones are, one by one.
+            the last one first, which fits more often than not. Else the last ones are, one by one.
+        evenly: Whether they grow about evenly, so that it pays to look where two of them point to.
     """
     if budget is None:
         return choices[-1]
@@ -96,7 +97,7 @@ def largest_fitting(
     while high - low > 1:
         slope = (last[1] - before[1]) / (last[0] - before[0])
         guess = (low + high) // 2
-        if slope > 0 and guesses < GUESSES:
+        if evenly and slope > 0 and guesses < GUESSES:
             guess = math.floor(last[0] + (budget - last[1]) / slope)
         guess = min(max(guess, low + 1), high - 1)
         before, last = last, (guess, cost(choices[guess]))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from sizewise.errors import ModelError
+from sizewise.errors import ConfigError, ModelError
 from sizewise.memory.ledger import Footprint, Ledger
 from sizewise.memory.meter import Meter, OutOfBudget
 from sizewise.steps.optimizers import Optimizer, Sgd
@@ -96,7 +96,7 @@ def cost(
         spec = _Spec((inputs, targets), optimizer, step, anchored, training)
         learning = learning_names(module, trainable) if training else frozenset()
         return _known(module, learning, spec)
-    except ModelError:
+    except (ModelError, ConfigError):
         raise
     except Exception as error:
         raise _refusal(module, blame(error, module)) from error
@@ -197,11 +197,15 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
         if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
             try:
                 return _simulate(remade(module, emptied), learning, spec, emptied)
+            except ConfigError:
+                raise
             except Exception:  # noqa: S110
                 pass  # it looks at its data; or it cannot run at all, and will say so again now
         twin = remade(module, _same_data)
         try:
             return _simulate(twin, learning, spec, _same_data)
+        except (ModelError, ConfigError):
+            raise  # It is a sentence already.
         except Exception as error:
             raise _refusal(module, blame(error, module, twin)) from error
 
@@ -262,7 +266,7 @@ def _step(
     ledger.record("parameters", anchors)
     with ledger:
         spec.step(twin, stand_in, *batch, *anchors)
-    extra = _optimizer_bytes(spec.optimizer, parameters, stand_in.moved)
+    extra = _optimizer_bytes(spec.optimizer, parameters, stand_in)
     return Cost(ledger.footprint(*extra), ledger.flops)
 
 
@@ -274,6 +278,8 @@ class _StandIn:
         self.state: dict[object, object] = {}
         self.ledger = ledger
         self.moved: set[int] = set()
+        self.alone: set[int] = set()
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: there are no gradients yet."""
@@ -284,25 +290,38 @@ class _StandIn:
         present = {i: gradient for i, gradient in gradients.items() if gradient is not None}
         self.moved |= present.keys()
         self.ledger.record("gradients", present)
-        self.ledger.optimizer_moments.append(self.ledger.clock)
+        self.ledger.note_step()
+
+    def advance(self, parameter: nn.Parameter) -> None:
+        """Note that a parameter would move alone."""
+        number = self._numbers[id(parameter)]
+        self.moved.add(number)
+        self.alone.add(number)
+        if parameter.grad is not None:
+            self.ledger.record("gradients", parameter.grad)
+        self.ledger.note_step(number)
 
 
 def _optimizer_bytes(
-    make: OptimizerFactory, parameters: Sequence[Tensor], moved: set[int]
-) -> tuple[int, int]:
-    """Return the bytes of an optimiser's state, and the most its step adds for a moment."""
+    make: OptimizerFactory, parameters: Sequence[Tensor], stand_in: _StandIn
+) -> tuple[int, dict[int | None, int]]:
+    """Return the bytes of an optimiser's state, and the most its steps add for a moment.
+
+    Those are given by the number of the parameter that moves alone; under None, for all at once.
+    """
     twins = [as_parameter(emptied(parameter)) for parameter in parameters]
-    for index in moved:
+    for index in stand_in.moved:
         twins[index].grad = emptied(twins[index])
     optimizer = make(twins)
-    if not getattr(optimizer, "one_by_one", False):
-        return _steady_bytes(optimizer, twins)
+    if not getattr(optimizer, "one_by_one", False) and not stand_in.alone:
+        state, transient = _steady_bytes(optimizer, twins)
+        return state, {None: transient}
     # Many have the same shape.
     kinds = [(p.shape, p.stride(), p.dtype, p.grad is not None) for p in twins]
     examples = dict(zip(kinds, twins, strict=True))
     each = {kind: _steady_bytes(make([p]), [p]) for kind, p in examples.items()}
-    state = sum(each[kind][0] for kind in kinds)
-    return state, max(transient for _, transient in each.values())
+    transients: dict[int | None, int] = {n: each[kind][1] for n, kind in enumerate(kinds)}
+    return sum(each[kind][0] for kind in kinds), {**transients, None: max(transients.values())}
 
 
 def _steady_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[int, int]:

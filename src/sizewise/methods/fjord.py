@@ -40,6 +40,7 @@ class FjORD(NestedWidths):
     """Ordered dropout."""
 
     recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "per_width_stats"}
+    divides_batches = False  # A width is drawn for a batch, not for a part of it.
 
     @dataclass(frozen=True)
     class Options(NestedWidths.Options):

@@ -157,6 +157,7 @@ class SplitMix(Method):
         super().__init__(task, options)
         if self.options.mask_labels:
             task.has_classes("method.mask_labels")
+            self.divides_batches = False  # Which classes count depends on the whole batch.
         if task.model.weights is not None:
             raise ConfigError(
                 "splitmix trains several narrow networks, which cannot all start from "
@@ -178,7 +179,7 @@ class SplitMix(Method):
         smallest = self.task.budgets[0]
         for parts in range(1, LARGEST_DECK + 1):
             try:
-                peak = self.peak(Bases((0,), 1 / parts))
+                peak = self.least(Bases((0,), 1 / parts))
             except NoChannelLeft:
                 return 1 / (parts - 1)
             if smallest is None or peak <= smallest:
@@ -196,7 +197,7 @@ class SplitMix(Method):
         if self.options.assign == "ratio":
             return max(1, min(deck, int(ratio_of(device) / self.atom + 1e-9)))
         choices = [first_bases(count, self.atom) for count in range(1, deck + 1)]
-        found = largest_fitting(choices, self.peak, device.memory)
+        found = largest_fitting(choices, self.least, device.memory)
         return 1 if found is None else len(found.numbers)
 
     def setup(self) -> State:

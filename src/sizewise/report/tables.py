@@ -89,6 +89,8 @@ def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> No
         sent = (format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]))
         work = () if row["refused"] else (*sent, f"{row['steps']:,}", f"{row['flops'] / 1e9:,.3g}")
         table.add_row(*head, format_bytes(row["predicted"]), *work)
+        if not row["refused"] and row["levers"]:
+            table.add_row("", "", f"  {row['levers']}: {row['more_flops']:.2f} times the FLOPs")
         for stage in row["stages"] if len(row["stages"]) > 1 else ():
             needs = format_bytes(stage["bytes"]["peak"])
             numbers = (f"{stage['steps']:,}", f"{stage['flops'] / 1e9:,.3g}")

@@ -223,6 +223,7 @@ def update_line(update: Update, bytes_down: int, flops: int) -> dict[str, Any]:
         "size": plan.submodel.label,
         "submodel": plain(plan.submodel),
         "stages": [stage.work.label for stage in plan.stages],
+        "levers": [stage.levers.label for stage in plan.stages],
         "budget": plan.budget,
         "predicted": plan.predicted,
         "peak_bytes": update.peak_bytes,

@@ -12,6 +12,7 @@ from sizewise.exchange.view import size_in_bytes, view_in_bytes
 from sizewise.runs import picture
 from sizewise.runs.cuts import Cuts
 from sizewise.runs.preparation import Setting, checked, prepare
+from sizewise.steps.levers import NONE
 from sizewise.training.loop import workload
 
 
@@ -73,6 +74,7 @@ def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
     stages = [
         {
             "name": stage.work.label,
+            "levers": stage.levers.label,
             "epochs": stage.epochs / parts if (parts := stage.part[1]) > 1 else stage.epochs,
             "steps": steps,
             "flops": method.flops_per_sample(plan.submodel, stage) * seen,
@@ -91,8 +93,18 @@ def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
         + size_in_bytes(traffic.up),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
+        "levers": "; ".join(dict.fromkeys(s["levers"] for s in stages if s["levers"] != "none")),
+        "more_flops": _more_flops(setting, plan),
         "refused": None,
     }
+
+
+def _more_flops(setting: Setting, plan: Plan) -> float:
+    """Return the FLOPs of a plan's steps over those of the same steps without levers."""
+    cost, stages = setting.method.cost, plan.stages
+    taken = sum(cost(plan.submodel, stage).flops for stage in stages)
+    plain_steps = (replace(stage, levers=NONE) for stage in stages)
+    return round(taken / max(1, sum(cost(plan.submodel, s).flops for s in plain_steps)), 3)
 
 
 SAMPLED = 10_000

@@ -11,6 +11,16 @@ from typing import Literal
 from sizewise.common.structure import Bytes
 from sizewise.errors import ConfigError
 
+Lever = Literal[
+    "none",
+    "auto",
+    "microbatch",
+    "checkpoint",
+    "step_in_backward",
+    "bf16_state",
+    "bf16_activations",
+]
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -33,6 +43,8 @@ class Recipe:
         decay: Factor of the `steps` (at each milestone) and `exponential` (each round) schedules.
         clip: Largest global norm of a step's gradient.
         proximal: FedProx's mu: pulls what a device trains towards what it received.
+        levers: What may make a step smaller where a device lacks bytes: `auto` is all of them, or a
+            list of some; see docs/levers.md.
         norm: Policy for batch norm; see `norms`.
         weighting: Whether an update counts by its samples or each device counts the same.
         augment: Augmentation of training images by name; see `data.augment`.
@@ -62,6 +74,7 @@ class Recipe:
     decay: float = 0.1
     clip: float | None = None
     proximal: float = 0.0
+    levers: tuple[Lever, ...] = ("none",)
     norm: Literal["batch", "sbn", "tracked", "per_width_stats", "per_submodel"] = "batch"
     weighting: Literal["samples", "equal"] = "samples"
     augment: str = "none"
@@ -81,6 +94,11 @@ class Recipe:
             raise ConfigError(
                 "recipe.norm = 'sbn' recalibrates the whole model on the server, which cannot be "
                 "held to recipe.eval_memory; use 'batch' or 'tracked'"
+            )
+        alone = {"none", "auto"} & set(self.levers)
+        if not self.levers or (alone and len(self.levers) > 1):
+            raise ConfigError(
+                f"recipe.levers is 'none', 'auto' or a list of levers, not {list(self.levers)}"
             )
         for name in ("epochs", "batch", "eval_batch", "eval_every"):
             if getattr(self, name) < 1:

@@ -1,23 +1,39 @@
 """One training step: the same code when it is trained, metered and predicted."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
+from sizewise.errors import ConfigError, ModelError
 from sizewise.steps.label_sets import own_head
+from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import Optimizer
+from sizewise.steps.parts import IGNORED, Weight, divided, weighed
+from sizewise.torch_tools.checkpointing import checkpointed
+from sizewise.torch_tools.keeping import AsItIs, InHalf
+
+__all__ = [
+    "IGNORED",
+    "Loss",
+    "backpropagate",
+    "compare",
+    "cross_entropy",
+    "masked_cross_entropy",
+    "rest",
+    "training_step",
+]
 
 Loss = Callable[[nn.Module, Any, Any], Tensor | Iterable[Tensor]]
 """From a module, inputs and targets to a scalar; or to several, each computed when it is asked for.
 
 The gradients of several terms add up, but their activations are never alive together.
 """
-
-IGNORED = -100
-"""The tag of what has none: padding, and the later pieces of a word."""
 
 
 def compare(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -82,14 +98,21 @@ def rest(module: nn.Module) -> list[bool]:
     return parameters
 
 
-def backpropagate(terms: Tensor | Iterable[Tensor]) -> Tensor:
-    """Add the gradients of a loss, term by term, and return its value, detached."""
+def backpropagate(terms: Tensor | Iterable[Tensor], weight: Weight = None) -> Tensor:
+    """Add the gradients of a loss, term by term, and return its value, detached.
+
+    Args:
+        terms: The loss, of a batch or of a part of it.
+        weight: The share of the part in the batch; None: it is no part.
+    """
     if isinstance(terms, Tensor):
+        terms = weighed(terms, weight)
         terms.backward()  # type: ignore[no-untyped-call]
         return terms.detach()
     values = []
     for term in terms:
-        term.backward()
+        term = weighed(term, weight)
+        term.backward()  # type: ignore[no-untyped-call]
         values.append(term.detach())
         del term  # It would stay alive while the next one is computed.
     return torch.stack(values).sum()
@@ -105,6 +128,7 @@ def training_step(
     loss: Loss = cross_entropy,
     clip: float | None = None,
     proximal: float = 0.0,
+    levers: Levers = NONE,
 ) -> Tensor:
     """Take one optimiser step and return the loss, detached.
 
@@ -118,19 +142,112 @@ def training_step(
         loss: What to minimise.
         clip: Largest global norm of the gradient.
         proximal: FedProx's mu.
+        levers: What makes the step smaller; the type of the optimiser's state is its own affair.
+
+    Raises:
+        ConfigError: The levers do not go together with `clip`, the loss or the optimiser.
+        ModelError: The module cannot be checkpointed.
     """
     # Before the forward pass and to None: old gradients must not be alive beside activations.
     optimizer.zero_grad(set_to_none=True)
-    value = backpropagate(loss(module, inputs, targets))
-    if proximal or clip is not None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if proximal:
-        # The gradient of mu/2 ||w - anchor||^2, added without building it into the graph.
-        with torch.no_grad():
-            for parameter, anchor in zip(parameters, anchors, strict=True):
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter - anchor, alpha=proximal)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    pull = _Pull(parameters, anchors, proximal) if proximal else None
+    batch = divided(inputs, targets, levers.micro_batch)
+    with _pulled(module, (inputs, targets), levers):
+        if levers.step_in_backward:
+            some, wanted, weight = next(batch)
+            _refuse(weight is not None, "needs whole batches, and levers.micro_batch divides them")
+            _refuse(clip is not None, "cannot wait for the norm that recipe.clip needs")
+            return _moved_backward(loss(module, some, wanted), optimizer, pull)
+        values = [
+            _added(loss(module, some, wanted), share, parameters) for some, wanted, share in batch
+        ]
+    if pull is not None:
+        for parameter in parameters:
+            pull(parameter)
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
+    return values[0] if len(values) == 1 else torch.stack(values).sum()
+
+
+def _added(
+    terms: Tensor | Iterable[Tensor], weight: Weight, parameters: Sequence[Tensor]
+) -> Tensor:
+    """Add the gradients of a part of a batch to those of the parts before it."""
+    if weight is None or isinstance(terms, Tensor):
+        return backpropagate(terms, weight)
+    # A loss may look at its gradients, or drop them, between its terms: it gets only its own.
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    value = backpropagate(terms, weight)
+    for parameter, sofar in zip(parameters, before, strict=True):
+        if sofar is not None:
+            parameter.grad = sofar if parameter.grad is None else sofar.add_(parameter.grad)
     return value
+
+
+class _Pull:
+    """A proximal term."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], anchors: Sequence[Tensor], proximal: float
+    ) -> None:
+        self._proximal = proximal
+        self._anchors = dict(zip(parameters, anchors, strict=True))
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor) -> None:
+        """Add the gradient of mu/2 ||w - anchor||^2, without building it into the graph."""
+        if parameter.grad is not None:
+            parameter.grad.add_(parameter - self._anchors[parameter], alpha=self._proximal)
+
+
+@contextmanager
+def _pulled(module: nn.Module, batch: Any, levers: Levers) -> Iterator[None]:
+    """Pull the levers that change what the forward pass keeps."""
+    keeper: AsItIs | InHalf = AsItIs()
+    with ExitStack() as around:
+        if levers.activations == "bfloat16":
+            given = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+            keeper = InHalf((*module.parameters(), *module.buffers(), *given))
+            around.enter_context(saved_tensors_hooks(keeper.pack, keeper.unpack))
+        if levers.checkpoint:
+            around.enter_context(checkpointed(module, levers.blocks, keeper))
+        yield
+
+
+def _moved_backward(
+    value: Tensor | Iterable[Tensor], optimizer: Optimizer, pull: "_Pull | None"
+) -> Tensor:
+    """Go back through a loss and move each parameter as soon as its gradient is there."""
+    advance = getattr(optimizer, "advance", None)
+    _refuse(not isinstance(value, Tensor), "needs a loss of one term")
+    _refuse(advance is None, "needs an optimiser of sizewise")
+    moved: set[Tensor] = set()
+
+    def move(parameter: Tensor) -> None:
+        if parameter in moved:
+            raise ModelError(
+                "the gradient of a parameter came in two parts, so it cannot be moved in the "
+                "backward pass; do without levers.step_in_backward"
+            )
+        moved.add(parameter)
+        if pull is not None:
+            pull(parameter)
+        advance(parameter)  # type: ignore[misc]
+        parameter.grad = None
+
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    handles = [p.register_post_accumulate_grad_hook(move) for p in parameters]
+    try:
+        return backpropagate(value)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _refuse(wrong: bool, wanted: str) -> None:
+    if wrong:
+        raise ConfigError(f"levers.step_in_backward {wanted}; leave it out")

@@ -44,6 +44,11 @@ def prepare(module: nn.Module, policy: str) -> nn.Module:
     return module
 
 
+def has_batch_norm(module: nn.Module) -> bool:
+    """Return whether what a model learns from a sample depends on the batch."""
+    return any(True for _ in _batch_norms(module))
+
+
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Return whether a model's result for a sample depends on the batch, also in evaluation."""
     return any(norm.running_mean is None for _, norm in _batch_norms(module))

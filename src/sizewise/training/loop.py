@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
 from sizewise.memory.meter import Meter
+from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import Loss, cross_entropy, rest, training_step
@@ -109,9 +110,10 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
     return trainable is None or any(f"{name}.".startswith(f"{prefix}.") for prefix in trainable)
 
 
-def make_step(recipe: Recipe, loss: Loss) -> Callable[..., Tensor]:
+def make_step(recipe: Recipe, loss: Loss, levers: Levers = NONE) -> Callable[..., Tensor]:
     """Return the training step of a recipe; the same one is trained, metered and predicted."""
-    return partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
+    step = partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
+    return step if levers == NONE else partial(step, levers=levers)
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def fit(
     if parameters is None:
         module.train()
         parameters = freeze(module, stage.trainable)
-    optimizer = make_optimizer(recipe, parameters, stage.lr)
+    optimizer = make_optimizer(recipe, parameters, stage.lr, stage.levers)
     named = module.named_parameters() if recipe.proximal or moments is not None else ()
     learning = [name for name, parameter in named if parameter.requires_grad]
     if moments is not None:
@@ -174,7 +176,7 @@ def fit(
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
         anchors = [origin[name].detach().clone() for name in learning]
-    step = make_step(recipe, loss)
+    step = make_step(recipe, loss, stage.levers)
     steps, total, settled = 0, torch.zeros(()), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)

@@ -63,16 +63,20 @@ class Schedule:
 
 
 class Scheduler:
-    """Finds schedules, and remembers them; `peak` says what a step of a stage needs in bytes."""
+    """Finds schedules, and remembers them.
+
+    `peak` says what a step of a stage needs in bytes, `least` the same with all levers pulled.
+    """
 
     def __init__(
         self,
         submodels: BlockSubmodels,
         options: ScheduleOptions,
         peak: Callable[[Submodel, TrainingStage], int],
+        least: Callable[[Submodel, TrainingStage], int],
     ) -> None:
         self.task, self.submodels = submodels.task, submodels
-        self.options, self._peak_of = options, peak
+        self.options, self._peak_of, self._least_of = options, peak, least
         self._known: dict[float | None, Schedule] = {}
 
     def schedule(self, capacity: float | None) -> Schedule:
@@ -84,6 +88,8 @@ class Scheduler:
                 schedule = self._published(capacity)
             elif self.peak(self.regular(0)) <= capacity:
                 schedule = self._together(int(capacity))
+            elif self.least(self.regular(0)) <= capacity:
+                schedule = self.regular(0)
             else:
                 schedule = self._runs(int(capacity))
             self._known[capacity] = schedule
@@ -93,6 +99,10 @@ class Scheduler:
         """Return the bytes of the costliest step of a schedule."""
         return max(self._peak_of(schedule.submodel, stage) for stage in schedule.stages)
 
+    def least(self, schedule: Schedule) -> int:
+        """Return the fewest bytes that a schedule can be trained in."""
+        return max(self._least_of(schedule.submodel, stage) for stage in schedule.stages)
+
     def _runs(self, memory: int) -> Schedule:
         """Return the decomposition for a device that cannot hold the whole model."""
         skipped = self._bypassed(memory)
@@ -100,14 +110,15 @@ class Scheduler:
         def stage(start: int, stop: int) -> Schedule:
             return self.run(memory, start, stop, skipped)
 
-        return in_order([stage(run.start, run.stop) for run in self._pack(memory, stage).stages])
+        packing = self._pack(memory, stage, self.least)
+        return in_order([stage(run.start, run.stop) for run in packing.stages])
 
     def _bypassed(self, memory: int) -> tuple[int, ...]:
         """Return the blocks that do not fit alone and are not even run."""
         found: tuple[int, ...] = ()
         if self.options.skip == "bypass":
             for number in range(len(self.submodels.parts.blocks)):
-                if self.peak(self.run(memory, number, number + 1, found)) > memory:
+                if self.least(self.run(memory, number, number + 1, found)) > memory:
                     found += (number,)
         return found
 
@@ -131,9 +142,14 @@ class Scheduler:
         """Whether a sample's hidden tensors do not depend on the batch it is in."""
         return not norms.uses_batch_statistics(self.submodels.pattern(TakenApart()))
 
-    def _pack(self, memory: int, stage: Callable[[int, int], Schedule]) -> Packing:
+    def _pack(
+        self,
+        memory: int,
+        stage: Callable[[int, int], Schedule],
+        cost: Callable[[Schedule], int],
+    ) -> Packing:
         count = len(self.submodels.parts.blocks)
-        return pack_blocks(lambda i, j: self.peak(stage(i, j)), count, memory)
+        return pack_blocks(lambda i, j: cost(stage(i, j)), count, memory)
 
     def _together(self, memory: int) -> Schedule:
         """Return the schedule of a device that holds the whole model, perhaps several."""
@@ -146,7 +162,7 @@ class Scheduler:
         # no more than the sum of what each needs alone, give or take a few logits.
         left = memory - self.peak(self.regular(count))
         try:
-            packing = self._pack(left, lambda i, j: self.run(left, i, j, ()))
+            packing = self._pack(left, lambda i, j: self.run(left, i, j, ()), self.peak)
         except BudgetTooSmall:
             return self.regular(count)
         mixed = in_order([self.mixed(count, run.start, run.stop) for run in packing.stages])

@@ -81,6 +81,7 @@ class FedIN(Architectures):
     )
     recipe_defaults: ClassVar[Mapping[str, Any]] = {"norm": "tracked", "weighting": "equal"}
     work_type: type[Lessons] = Lessons
+    divides_batches = False  # Other devices' features come with a batch, and some are noted of it.
 
     @dataclass(frozen=True)
     class Options(Architectures.Options, Blur):

@@ -132,7 +132,9 @@ class SLT(Method):
                 self._bytes[key] = accounting.hooks(module, images, stage.trainable)
             else:
                 try:
-                    self._bytes[key] = self.costs.of(module, chosen, stage).footprint.peak
+                    self._bytes[key] = self.least_with(
+                        lambda one: self.costs.of(module, chosen, one).footprint.peak, stage
+                    )
                 except ModelError:
                     # Which layer is to blame is known to the check.
                     self.submodels.cut(chosen, check=True)
@@ -184,7 +186,9 @@ class SLT(Method):
         frozen, largest = self._frozen(step), self.submodels.largest
         # Only whole channels of the widest layer are told apart; wider heads cost more.
         choices = [(channel + 1) / largest for channel in range(round(most * largest))]
-        found = largest_fitting(choices, lambda w: self.bytes_of(step, frozen, w), capacity)
+        found = largest_fitting(
+            choices, lambda w: self.bytes_of(step, frozen, w), capacity, evenly=True
+        )
         if found is not None:
             return found
         if self.options.assign == "bytes":

@@ -1,0 +1,171 @@
+"""What each lever saves and costs: bytes and FLOPs of a step, predicted, and its time, measured.
+
+    python benchmarks/levers.py                    # three tables in Markdown, about ten minutes
+    python benchmarks/levers.py cnn --repeats 30   # one of them
+    python benchmarks/levers.py --bytes --json     # without times, at once
+
+Steps at batch 32 on one thread. In each repeat every choice of levers takes one step, in an order
+that is drawn, so that all meet the same machine; a time is the median over repeats, in seconds of
+the processor, over that of plain training.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sizewise import models
+from sizewise.memory.prediction import Cost, cost
+from sizewise.steps.levers import NONE, Levers
+from sizewise.steps.optimizers import make_optimizer
+from sizewise.steps.recipe import Recipe
+from sizewise.steps.step import training_step
+
+BATCH, CLASSES, TOKENS, VOCABULARY = 32, 10, 64, 8000
+HALF = Levers(state="bfloat16", activations="bfloat16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is trained."""
+
+    title: str
+    build: Callable[[], nn.Module]
+    recipe: Recipe
+    text: bool = False
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Return random inputs and labels."""
+        labels = torch.randint(0, CLASSES, (BATCH,))
+        if self.text:
+            return torch.randint(1, VOCABULARY, (BATCH, TOKENS)), labels
+        return torch.randn(BATCH, 3, 32, 32), labels
+
+
+def _images(name: str) -> nn.Module:
+    return models.build(name, classes=CLASSES, image=(3, 32, 32))
+
+
+def _encoder() -> nn.Module:
+    sizes = {"layers": 4, "hidden": 256, "heads": 4}
+    data = {"image": (TOKENS,), "vocabulary": VOCABULARY, "classes": CLASSES}
+    return models.build("encoder", args=sizes, **data)  # type: ignore[arg-type]
+
+
+CASES = {
+    "cnn": Case("PreResNet-20, 32x32, momentum", partial(_images, "preresnet20"), Recipe()),
+    "vit": Case(
+        "ViT-Tiny, 32x32, patches of 4, AdamW",
+        partial(_images, "vit_tiny"),
+        Recipe(optimizer="adamw", lr=1e-3),
+    ),
+    "encoder": Case(
+        "An encoder of 4 layers of 256, 64 tokens, AdamW",
+        _encoder,
+        Recipe(optimizer="adamw", lr=1e-3),
+        text=True,
+    ),
+}
+
+LEVERS = [
+    NONE,
+    Levers(micro_batch=16),
+    Levers(micro_batch=8),
+    Levers(micro_batch=4),
+    Levers(checkpoint=True),
+    Levers(step_in_backward=True),
+    Levers(state="bfloat16"),
+    Levers(activations="bfloat16"),
+    Levers(checkpoint=True, step_in_backward=True),
+    Levers(checkpoint=True, step_in_backward=True, state="bfloat16"),
+    Levers(micro_batch=8, checkpoint=True),
+    Levers(micro_batch=2, checkpoint=True, state="bfloat16"),
+]
+
+
+def predicted(case: Case, levers: Levers) -> Cost:
+    """Return what a step takes."""
+    inputs, labels = (tensor.to("meta") for tensor in case.batch())
+    optimizer = partial(make_optimizer, case.recipe, lr=case.recipe.lr, levers=levers)
+    step = partial(training_step, levers=levers)
+    return cost(case.build(), inputs, labels, step=step, optimizer=optimizer)
+
+
+def times(case: Case, repeats: int) -> list[float]:
+    """Return the median time of a step with each choice of levers."""
+    steps = []
+    for levers in LEVERS:
+        module = case.build().train()
+        optimizer = make_optimizer(case.recipe, [*module.parameters()], 1e-3, levers)
+        steps.append(partial(training_step, module, optimizer, *case.batch(), levers=levers))
+    taken: list[list[float]] = [[] for _ in steps]
+    order = list(range(len(steps)))
+    for repeat in range(repeats + 2):  # Two to warm up.
+        random.Random(repeat).shuffle(order)  # noqa: S311  (what came before must not matter)
+        for number in order:
+            start = time.process_time()
+            steps[number]()
+            if repeat > 1:
+                taken[number].append(time.process_time() - start)
+    return [statistics.median(found) for found in taken]
+
+
+def rows(case: Case, repeats: int) -> list[dict[str, Any]]:
+    """Return what each choice of levers takes, beside plain training."""
+    costs = [predicted(case, levers) for levers in LEVERS]
+    measured = times(case, repeats) if repeats else [None] * len(LEVERS)
+    return [
+        {
+            "levers": levers.label,
+            "bytes": found.footprint.peak,
+            "share": found.footprint.peak / costs[0].footprint.peak,
+            "flops": found.flops / costs[0].flops,
+            "time": None if taken is None else taken / measured[0],
+        }
+        for levers, found, taken in zip(LEVERS, costs, measured, strict=True)
+    ]
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Return the rows in Markdown."""
+    lines = ["| levers | MB | of plain | FLOPs | time |", "|---|---|---|---|---|"]
+    for row in found:
+        clock = "" if row["time"] is None else f"{row['time']:.2f}"
+        share, flops = f"{row['share']:.2f}", f"{row['flops']:.2f}"
+        lines.append(
+            f"| {row['levers']} | {row['bytes'] / 1e6:.2f} | {share} | {flops} | {clock} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Predict, measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--bytes", action="store_true", help="do not measure times")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="one model, one step of each")
+    chosen = parser.parse_args()
+    if chosen.smoke:
+        chosen.cases, chosen.repeats = ["cnn"], 1
+    torch.set_num_threads(1)
+    repeats = 0 if chosen.bytes else chosen.repeats
+    found = {name: rows(CASES[name], repeats) for name in chosen.cases or CASES}
+    if chosen.json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, case_rows in found.items():
+        print(f"### {CASES[name].title}\n\n{table(case_rows)}\n")
+
+
+if __name__ == "__main__":
+    main()
