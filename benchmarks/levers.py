@@ -121,16 +121,16 @@ def times(case: Case, repeats: int) -> list[float]:
 def rows(case: Case, repeats: int) -> list[dict[str, Any]]:
     """Return what each choice of levers takes, beside plain training."""
     costs = [predicted(case, levers) for levers in LEVERS]
-    measured = times(case, repeats) if repeats else [None] * len(LEVERS)
+    measured = times(case, repeats) if repeats else []
     return [
         {
             "levers": levers.label,
             "bytes": found.footprint.peak,
             "share": found.footprint.peak / costs[0].footprint.peak,
             "flops": found.flops / costs[0].flops,
-            "time": None if taken is None else taken / measured[0],
+            "time": measured[number] / measured[0] if measured else None,
         }
-        for levers, found, taken in zip(LEVERS, costs, measured, strict=True)
+        for number, (levers, found) in enumerate(zip(LEVERS, costs, strict=True))
     ]
 
 

@@ -34,7 +34,7 @@ MODELS = {
         **TEXTS,  # type: ignore[arg-type]
     ),
 }
-METHODS = (
+METHODS: tuple[str, ...] = (
     *("fedavg", "small", "heterofl", "fjord", "fedrolex", "splitmix"),
     *("fedepth", "m-fedepth", "depthfl", "inclusivefl", "nefl", "slt"),
 )
