@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (str(ROOT / "papers"), str(ROOT / "benchmarks"))
@@ -16,7 +17,7 @@ class Failed(Exception):
 
 def run(script: Path, *arguments: str | Path) -> None:
     """Run a program as if by `python SCRIPT ARGUMENT...`; fail if it does not end well."""
-    argv, path, known = sys.argv, list(sys.path), set(sys.modules)
+    argv, path, others = sys.argv, list(sys.path), _forgotten()
     sys.argv = [str(script), *map(str, arguments)]
     sys.path.insert(0, str(script.parent))
     try:
@@ -26,11 +27,21 @@ def run(script: Path, *arguments: str | Path) -> None:
             raise Failed(f"{script.name}: {end.code}") from end
     finally:
         sys.argv, sys.path[:] = argv, path
-        # Folders have modules of the same names: `shared`, `common`.
-        for name in set(sys.modules) - known:
-            if (getattr(sys.modules[name], "__file__", None) or "").startswith(FOLDERS):
-                del sys.modules[name]
+        _forgotten()
+        sys.modules.update(others)
         gc.collect()  # What a script leaves goes while its own test runs.
+
+
+def _forgotten() -> dict[str, ModuleType]:
+    """Return the modules of programs, and forget them: folders have some of the same names."""
+    own = {
+        name: module
+        for name, module in sys.modules.items()
+        if (getattr(module, "__file__", None) or "").startswith(FOLDERS)
+    }
+    for name in own:
+        del sys.modules[name]
+    return own
 
 
 def tables(text: str) -> list[list[list[str]]]:
