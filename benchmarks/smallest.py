@@ -1,6 +1,6 @@
 """The smallest budget at which each method can train a model, with and without levers.
 
-    python benchmarks/smallest.py [--models NAME...] [--smoke]
+    python benchmarks/smallest.py [--models NAME...] [--methods NAME...] [--smoke]
 
 Batch 32, momentum; images of 32x32 and ten classes, or texts of 64 tokens. Nothing is trained: a
 device of one byte is refused, and the refusal says what would do. That is the least that a method
@@ -72,8 +72,9 @@ def main() -> None:
     """Print the table."""
     parser = common.parser(__doc__)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--methods", nargs="*", default=METHODS)
     chosen = parser.parse_args()
-    models, methods = {name: MODELS[name] for name in chosen.models}, METHODS
+    models, methods = {name: MODELS[name] for name in chosen.models}, tuple(chosen.methods)
     if chosen.smoke:
         models, methods = {"PreResNet-20": MODELS["PreResNet-20"]}, ("fedavg", "small", "fedepth")
     for line in rows(models, methods):

@@ -41,6 +41,7 @@ from sizewise.runs.folder import RunFolder, Totals
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.training import buffering
 from sizewise.training.loop import workload
+from text_cases import text_task
 
 Runs = Sequence[tuple[int, int]]
 RUNS: Runs = ((0, 1), (1, 3), (3, 4))
@@ -853,3 +854,15 @@ def test_two_workers_a_stop_and_one_worker_give_the_same_bits(
     (path / "config.toml").write_text(text.replace("workers = 2", "workers = 1"))
     with session.resumed(path) as federation:
         assert facts(federation.run(), path) == finished[1]
+
+
+def test_frozen_blocks_of_texts_run_in_parts() -> None:
+    method = FeDepth(text_task(batch=16))
+    # A budget of nothing makes it save what it can.
+    schedule = method.scheduler.run(0, 1, 2, ())
+    (stage,) = schedule.stages
+    assert isinstance(stage.work, Run)
+    assert stage.work.blocks is not None
+    assert stage.work.blocks.micro == 2
+    plain = method.scheduler.run(None, 1, 2, ()).stages[0]
+    assert method.peak(schedule.submodel, stage) <= method.peak(schedule.submodel, plain)

@@ -249,7 +249,9 @@ class Blockwise(nn.Module):
         if blocks.micro is None or blocks.micro >= len(images):
             return hidden(images)
         shape = self.shapes[blocks.frozen[-1] + 1 if blocks.frozen else 0]
-        out = images.new_empty((len(images), *shape))
+        # Of token ids, too, blocks make floating-point numbers.
+        kind = images.dtype if images.is_floating_point() else torch.get_default_dtype()
+        out = images.new_empty((len(images), *shape), dtype=kind)
         parts = (torch.split(tensor, blocks.micro) for tensor in (images, out))
         for chunk, place in zip(*parts, strict=True):
             place.copy_(hidden(chunk))
