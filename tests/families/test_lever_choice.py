@@ -92,12 +92,14 @@ def test_the_whole_model_in_fewer_bytes_before_less_of_it(make_task: Tasks) -> N
 def test_the_first_that_fits_is_taken(make_task: Tasks) -> None:
     method = Method(make_task("cnn", batch=8, levers=("auto",)))
     state, stage = method.setup(), method.task.stage()
-    needs = [(method.peak(Width(), replace(stage, levers=one)), one) for one in method.levers]
+    needs = [
+        (method.peak(Width(), replace(stage, levers=one)), one) for one in method.levers.choices
+    ]
     for budget in sorted({peak for peak, _ in needs}):
         plan = method.plan(state, Device(0, "any", budget), 0)
         expected = next(levers for peak, levers in needs if peak <= budget)
         assert plan.stages[0].levers == expected
-    least = method.least(Width())
+    least = method.levers.least(Width())
     assert method.plan(state, Device(0, "any", least), 0).predicted == least
     with pytest.raises(BudgetTooSmall) as caught:
         method.plan(state, Device(0, "any", min(peak for peak, _ in needs) - 1), 0)

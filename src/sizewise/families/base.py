@@ -2,19 +2,18 @@
 
 The defaults here are FedAvg. A method overrides what it does differently, most often `plan`. The
 same object, made from the same config, exists on the server and in every worker, so it must not
-remember anything about a run: that is what `State` is for. Three helpers do the rest: `submodels`
-builds and keeps models, `costs` predicts bytes, `trainer` trains.
+remember anything about a run: that is what `State` is for. Four helpers do the rest: `submodels`
+builds and keeps models, `costs` predicts bytes, `levers` makes a step fit, `trainer` trains.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from torch import nn
 
-from sizewise.errors import BudgetTooSmall, ConfigError, ModelError
+from sizewise.errors import BudgetTooSmall
 from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work
@@ -23,19 +22,14 @@ from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors
 from sizewise.families.costs import Costs
-from sizewise.families.lever_choice import SMALLEST_PART, combinations, less_demanding, most_frugal
+from sizewise.families.lever_choice import LeverChoice
 from sizewise.families.submodels import Submodels, Width
 from sizewise.families.trainer import Trainer
 from sizewise.fleet.devices import Device
 from sizewise.memory.prediction import Cost
-from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.step import Loss, cross_entropy
-from sizewise.surgery import norms
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
-
-UNUSABLE = (ConfigError, ModelError)
-"""Raised by levers that a loss or a model cannot be trained with; those are passed over."""
 
 
 @dataclass(frozen=True)
@@ -110,45 +104,13 @@ class Method:
         return Trainer(self.task, self.submodels, self.constant_step_cost)
 
     @cached_property
-    def levers(self) -> tuple[Levers, ...]:
-        """What may make a step smaller, cheapest first; without any, the recipe's plain step."""
-        recipe = self.task.recipe
-        if recipe.levers == ("none",):
-            return (NONE,)
-        smallest = SMALLEST_PART if norms.has_batch_norm(self.task.build()) else 1
-        return combinations(recipe, smallest, divides=self.divides_batches)
+    def levers(self) -> LeverChoice:
+        """What makes a step smaller where a device lacks bytes."""
+        return LeverChoice(self.task, self.peak, divides=self.divides_batches)
 
     def peak(self, submodel: Submodel, stage: TrainingStage | None = None) -> int:
         """Return the predicted bytes of one step; default: of training all of a submodel."""
         return self.cost(submodel, stage or self.task.stage()).footprint.peak
-
-    def least(self, submodel: Submodel, stage: TrainingStage | None = None) -> int:
-        """Return the fewest bytes that a step can be taken in, with all levers pulled."""
-        return self.least_with(lambda one: self.peak(submodel, one), stage or self.task.stage())
-
-    def least_with(self, peak: Callable[[TrainingStage], int], stage: TrainingStage) -> int:
-        """Return the fewest bytes that a stage needs, given how bytes follow from its levers."""
-        found = [peak(stage)]
-        for levers in most_frugal(self.levers):
-            # A loss of several terms, or a model without blocks, can do without some of them.
-            for usable in dict.fromkeys(less_demanding(levers)):
-                with suppress(*UNUSABLE):
-                    found.append(peak(replace(stage, levers=usable)))
-                    break
-        return min(found)
-
-    def squeezed(
-        self, submodel: Submodel, stage: TrainingStage, budget: int | None
-    ) -> TrainingStage:
-        """Return a stage with the cheapest levers that fit a budget; as it is if none do."""
-        if budget is None or self.peak(submodel, stage) <= budget or len(self.levers) == 1:
-            return stage
-        for levers in self.levers:
-            with suppress(*UNUSABLE):
-                smaller = replace(stage, levers=levers)
-                if self.peak(submodel, smaller) <= budget:
-                    return smaller
-        return stage
 
     def offer(
         self, device: Device, round_index: int, submodel: Submodel, *stages: TrainingStage
@@ -163,10 +125,10 @@ class Method:
         """
         budget = None if self.options.ignores_budgets else device.memory
         planned = stages or (self.task.stage(round_index),)
-        chosen = tuple(self.squeezed(submodel, stage, budget) for stage in planned)
+        chosen = tuple(self.levers.cheapest(submodel, stage, budget) for stage in planned)
         peak = max(self.peak(submodel, stage) for stage in chosen)
         if budget is not None and peak > budget:
-            needed = max(self.least(submodel, stage) for stage in planned)
+            needed = max(self.levers.least(submodel, stage) for stage in planned)
             raise BudgetTooSmall(budget, needed, f"one training step of the {submodel.label} model")
         return Plan(device.id, round_index, device.group, submodel, chosen, budget, peak)
 

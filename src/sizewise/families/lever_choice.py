@@ -6,12 +6,18 @@ with moments and activations in bfloat16, which rounds; and last all of that wit
 run the forward pass twice. What each buys and changes is on docs/levers.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 
+from sizewise.errors import ConfigError, ModelError
+from sizewise.exchange.plan import Submodel, TrainingStage
 from sizewise.steps.levers import NONE, Levers, Precision
 from sizewise.steps.recipe import Lever, Recipe
+from sizewise.surgery import norms
+from sizewise.training.task import Task
 
 SMALLEST_PART = 4
 """Samples in a part of a batch, where batch norm takes its statistics from them: of fewer they are
@@ -24,6 +30,62 @@ EVERY: tuple[Lever, ...] = (
     "bf16_state",
     "bf16_activations",
 )
+
+
+UNUSABLE = (ConfigError, ModelError)
+"""Raised by levers that a loss or a model cannot be trained with; those are passed over."""
+
+
+class LeverChoice:
+    """Chooses levers for the steps of one method.
+
+    Args:
+        task: What is trained, and how; its recipe names the levers.
+        peak: From a submodel and a stage to the predicted bytes of a step.
+        divides: Whether a loss can be computed over parts of a batch at all.
+    """
+
+    def __init__(
+        self, task: Task, peak: Callable[[Submodel, TrainingStage], int], *, divides: bool
+    ) -> None:
+        self.task, self._peak, self._divides = task, peak, divides
+
+    @cached_property
+    def choices(self) -> tuple[Levers, ...]:
+        """All combinations, cheapest first; without any lever, the plain step alone."""
+        recipe = self.task.recipe
+        if recipe.levers == ("none",):
+            return (NONE,)
+        smallest = SMALLEST_PART if norms.has_batch_norm(self.task.build()) else 1
+        return combinations(recipe, smallest, divides=self._divides)
+
+    def least(self, submodel: Submodel, stage: TrainingStage | None = None) -> int:
+        """Return the fewest bytes that a step can be taken in; default: of all of a submodel."""
+        return self.least_with(lambda one: self._peak(submodel, one), stage or self.task.stage())
+
+    def least_with(self, peak: Callable[[TrainingStage], int], stage: TrainingStage) -> int:
+        """Return the fewest bytes that a stage needs, given how bytes follow from its levers."""
+        found = [peak(stage)]
+        for levers in most_frugal(self.choices):
+            # A loss of several terms, or a model without blocks, can do without some of them.
+            for usable in dict.fromkeys(less_demanding(levers)):
+                with suppress(*UNUSABLE):
+                    found.append(peak(replace(stage, levers=usable)))
+                    break
+        return min(found)
+
+    def cheapest(
+        self, submodel: Submodel, stage: TrainingStage, budget: int | None
+    ) -> TrainingStage:
+        """Return a stage with the cheapest levers that fit a budget; as it is if none do."""
+        if budget is None or self._peak(submodel, stage) <= budget:
+            return stage
+        for levers in self.choices[1:]:
+            with suppress(*UNUSABLE):
+                smaller = replace(stage, levers=levers)
+                if self._peak(submodel, smaller) <= budget:
+                    return smaller
+        return stage
 
 
 def combinations(recipe: Recipe, smallest_part: int, *, divides: bool) -> tuple[Levers, ...]:

@@ -143,7 +143,7 @@ class Prefixwise(Method):
             return max(1, int(min(capacity, 1.0) * count + 1e-9))
 
         def bytes_of(depth: int) -> int:
-            return self.least(self.trainee(depth))
+            return self.levers.least(self.trainee(depth))
 
         # A shallow model may need more than a deeper one: its exit has weights of its own.
         depths = range(1, count + 1)

@@ -136,10 +136,10 @@ class Widthwise(Method):
         """Return the largest width for a capacity; raise BudgetTooSmall if no width fits."""
         if self.options.assign == "ratio" and capacity is not None:
             return min(capacity, 1.0)
-        found = largest_fitting(self.widths, lambda w: self.least(self.trainee(w)), capacity)
+        found = largest_fitting(self.widths, lambda w: self.levers.least(self.trainee(w)), capacity)
         if found is None:
             least = self.widths[0]
-            needed = self.least(self.trainee(least))
+            needed = self.levers.least(self.trainee(least))
             raise BudgetTooSmall(int(capacity or 0), needed, f"training at width {least:g}")
         return found
 

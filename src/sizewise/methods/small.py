@@ -55,7 +55,9 @@ class Small(Method):
         choices = [Width(step / STEPS) for step in range(1, STEPS + 1)]
         while not self._exists(choices[0]):
             choices.pop(0)
-        found = (largest_fitting(choices, self.least, memory) for memory in self.task.budgets)
+        found = (
+            largest_fitting(choices, self.levers.least, memory) for memory in self.task.budgets
+        )
         return next((width for width in found if width is not None), choices[0])
 
     def _exists(self, submodel: Width) -> bool:

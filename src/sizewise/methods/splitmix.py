@@ -179,7 +179,7 @@ class SplitMix(Method):
         smallest = self.task.budgets[0]
         for parts in range(1, LARGEST_DECK + 1):
             try:
-                peak = self.least(Bases((0,), 1 / parts))
+                peak = self.levers.least(Bases((0,), 1 / parts))
             except NoChannelLeft:
                 return 1 / (parts - 1)
             if smallest is None or peak <= smallest:
@@ -197,7 +197,7 @@ class SplitMix(Method):
         if self.options.assign == "ratio":
             return max(1, min(deck, int(ratio_of(device) / self.atom + 1e-9)))
         choices = [first_bases(count, self.atom) for count in range(1, deck + 1)]
-        found = largest_fitting(choices, self.least, device.memory)
+        found = largest_fitting(choices, self.levers.least, device.memory)
         return 1 if found is None else len(found.numbers)
 
     def setup(self) -> State:

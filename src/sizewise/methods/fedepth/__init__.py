@@ -97,7 +97,7 @@ class FeDepth(Method):
     @cached_property
     def scheduler(self) -> Scheduler:
         """Finds what fits a device."""
-        return Scheduler(self.submodels, self.options, self.peak, self.least)
+        return Scheduler(self.submodels, self.options, self.peak, self.levers.least)
 
     # ---- the server
 

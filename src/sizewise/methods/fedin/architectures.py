@@ -129,7 +129,9 @@ class Architectures(OwnModels):
     def choices(self) -> list[tuple[int, str]]:
         """The models that are given out by bytes, with what they need, ascending."""
         names = dict.fromkeys(self.options.models or (self.task.model.name,))
-        return sorted((self.least(Architecture(name), self.stage(0)), name) for name in names)
+        return sorted(
+            (self.levers.least(Architecture(name), self.stage(0)), name) for name in names
+        )
 
     def chosen(self, device: Device) -> Architecture:
         """Return a device's model; raise BudgetTooSmall if it can hold none."""

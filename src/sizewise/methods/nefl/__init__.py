@@ -154,7 +154,7 @@ class NeFL(Method):
         """Return the bytes of training a submodel that need not be built."""
         if submodel not in self._peaks:
             sketch = self.submodels.sketch(self._checked(submodel))
-            self._peaks[submodel] = self.least_with(
+            self._peaks[submodel] = self.levers.least_with(
                 lambda stage: self.costs.of(sketch, submodel, stage).footprint.peak,
                 self.task.stage(),
             )
@@ -232,7 +232,9 @@ class NeFL(Method):
             top = -(-(rank + 1) * len(nest) // len(self.task.ratios)) - 1
             return nest[max(top - reach, 0) : top + reach + 1]
         memory = device.memory
-        fit = [n for n, one in enumerate(nest) if memory is None or self.least(one) <= memory]
+        fit = [
+            n for n, one in enumerate(nest) if memory is None or self.levers.least(one) <= memory
+        ]
         if not fit:
             what = "one training step of any submodel"
             raise BudgetTooSmall(memory or 0, self._least(nest), what)
@@ -242,7 +244,7 @@ class NeFL(Method):
         """Return the bytes of the smallest submodel that there could be."""
         options = self.options
         if options.published or options.listed or options.shares:
-            return min(map(self.least, nest))
+            return min(map(self.levers.least, nest))
         layout = stages(self.task.hidden_shapes)
         return self._sketched(scaled(1 / SHARES, options.scaling, layout))
 

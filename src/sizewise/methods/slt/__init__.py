@@ -132,7 +132,7 @@ class SLT(Method):
                 self._bytes[key] = accounting.hooks(module, images, stage.trainable)
             else:
                 try:
-                    self._bytes[key] = self.least_with(
+                    self._bytes[key] = self.levers.least_with(
                         lambda one: self.costs.of(module, chosen, one).footprint.peak, stage
                     )
                 except ModelError:
