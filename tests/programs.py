@@ -33,15 +33,12 @@ def run(script: Path, *arguments: str | Path) -> None:
 
 
 def _forgotten() -> dict[str, ModuleType]:
-    """Return the modules of programs, and forget them: folders have some of the same names."""
-    own = {
-        name: module
-        for name, module in sys.modules.items()
-        if (getattr(module, "__file__", None) or "").startswith(FOLDERS)
-    }
-    for name in own:
-        del sys.modules[name]
-    return own
+    """Return the modules that are called like programs, and forget them.
+
+    Folders have some of the same names, and the folder `tests/common` may be one, too.
+    """
+    names = {path.stem for folder in FOLDERS for path in Path(folder).rglob("*.py")}
+    return {name: sys.modules.pop(name) for name in sorted(names & sys.modules.keys())}
 
 
 def tables(text: str) -> list[list[list[str]]]:
