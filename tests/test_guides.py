@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sizewise.families.base import Method
 from sizewise.report import records
 from sizewise.runs import catalogue
 from test_cli import sizewise
@@ -84,3 +85,9 @@ def test_a_built_in_method_cannot_be_replaced() -> None:
     Path("sizewise_methods").mkdir()
     Path("sizewise_methods/fedavg.py").write_text('"""Other: not it."""\n')
     assert "not it" not in catalogue.names("methods")["fedavg"]
+
+
+def test_the_guide_names_every_member_of_a_method() -> None:
+    text = (ROOT / "docs" / "add-a-method.md").read_text()
+    members = {name for name in vars(Method) if not name.startswith("_")} | {"task"}
+    assert {name for name in members if f"`{name}" not in text} == set()
