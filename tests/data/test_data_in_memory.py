@@ -56,6 +56,15 @@ def test_the_hash_is_that_of_all_but_the_name(dataset: Dataset) -> None:
     assert len(hashes - {own}) == len(others(dataset))
 
 
+def test_hashes_are_what_they_were() -> None:
+    # They are kept in run folders and configs: another name of a field must not change them.
+    images = torch.arange(8, dtype=torch.uint8).reshape(2, 1, 2, 2)
+    labels = torch.tensor([0, 1])
+    data = Dataset("tiny", images, labels, images, labels, ("a", "b"), (0.5,), (0.25,))
+    assert data.fingerprint().startswith("69bf11b066c3617a238e1adeaacea4d4")
+    assert memory.identity(data).startswith("908b88cb55265e6c2909c84e3adf76a4")
+
+
 def test_every_image_counts_of_large_data_too(dataset: Dataset) -> None:
     many = replace(
         dataset,

@@ -74,6 +74,13 @@ def test_round_comes_back(folder: RunFolder) -> None:
     assert dict(found.devices) == {}
 
 
+def test_a_round_of_an_older_version_is_refused(folder: RunFolder) -> None:
+    path = checkpoint.path_of(folder.checkpoints, 1)
+    checkpoint.write_tensors(path, {"memory/w": torch.ones(1)}, {"extras": {}, "devices": {}})
+    with pytest.raises(CheckpointError, match="was written by an older sizewise"):
+        folder.newest()
+
+
 def test_totals_without_accuracy_come_back(folder: RunFolder) -> None:
     folder.log([], {"round": 1})
     folder.save(state(1), Totals(rounds=1))

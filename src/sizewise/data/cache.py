@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
 
-FORMAT = 3  # Part of every key: raise it when what is stored changes meaning.
+FORMAT = 4  # Part of every key: raise it when what is stored changes meaning.
 _TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "groups")
 
 log = logging.getLogger(__name__)

@@ -147,7 +147,7 @@ class Dataset:
         return torch.zeros(len(self.train_labels), dtype=torch.int64), 1
 
     def transform(self, policy: str = "none") -> Callable[[Tensor, Generator | None], Tensor]:
-        """Return what turns a batch of samples into what a model takes; policy: of augmentation."""
+        """Return what turns a batch of samples into what a model takes; images are augmented."""
         if not self.vocabulary:
             return Transform(policy, self.mean, self.std)
         if policy != "none":
@@ -196,9 +196,10 @@ class Dataset:
         stride = max(1, len(self.train_labels) // 1000)
         return sha256(
             {
-                "train_inputs": self.train_inputs[::stride],
+                # The names are part of the hash, and hashes are kept in run folders.
+                "train_images": self.train_inputs[::stride],
                 "train_labels": self.train_labels,
-                "test_inputs": self.test_inputs[::stride],
+                "test_images": self.test_inputs[::stride],
                 "test_labels": self.test_labels,
             }
         )

@@ -110,10 +110,12 @@ def identity(dataset: Dataset) -> str:
     """Return a hash of all that training and evaluation see of a data set; not of its name."""
     values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    # Hashes are kept in configs: they go by the names that these two had when the first was made.
+    named = {name.replace("inputs", "images"): tensor for name, tensor in tensors.items()}
     # A field that a later version adds must not change the hash of data that does not use it.
     facts = {
         field.name: values[field.name]
         for field in fields(dataset)
         if field.name not in ("name", *tensors) and values[field.name] != field.default
     }
-    return hashlib.sha256((sha256(tensors) + json.dumps(facts)).encode()).hexdigest()
+    return hashlib.sha256((sha256(named) + json.dumps(facts)).encode()).hexdigest()

@@ -31,7 +31,6 @@ EVERY: tuple[Lever, ...] = (
     "bf16_activations",
 )
 
-
 UNUSABLE = (ConfigError, ModelError)
 """Raised by levers that a loss or a model cannot be trained with; those are passed over."""
 
@@ -96,8 +95,6 @@ def combinations(recipe: Recipe, smallest_part: int, *, divides: bool) -> tuple[
         smallest_part: Fewest samples that may run through the model at once.
         divides: Whether a loss can be computed over parts of a batch at all.
     """
-    if recipe.levers == ("none",):
-        return (NONE,)
     named = set(EVERY if recipe.levers == ("auto",) else recipe.levers)
     stateful = recipe.optimizer != "sgd" or recipe.momentum > 0
     sizes = list(_sizes(recipe.batch, smallest_part)) if "microbatch" in named and divides else []

@@ -331,6 +331,11 @@ def load(path: Path) -> nn.Module:
             f"{str(path)!r} is not a model that `sizewise export` wrote, with its .json beside it: "
             f"{error}"
         ) from None
+    if "metadata" not in facts:
+        raise CheckpointError(
+            f"{str(path)!r} was exported by an older sizewise, which kept other facts beside it; "
+            f"load it with that version, or export it again"
+        )
     options = dict(facts["method"])
     kind = methods.find(options.pop("name"))
     method = kind(build(Task, facts["task"]), build(kind.Options, options, "method"))

@@ -241,6 +241,11 @@ class RunFolder:
     def _read(self, path: Path) -> tuple[State, Totals, list[int]]:
         """Return what a checkpoint holds, and how long the logs were then."""
         stored, facts = checkpoint.read_tensors(path)
+        if "metadata" not in facts:
+            raise CheckpointError(
+                f"{str(path)!r} was written by an older sizewise, which kept other facts; finish "
+                f"the run with that version, or start a new one"
+            )
         parts: dict[str, dict[str, Any]] = {"tensors": {}, "server_state": {}}
         for name, tensor in stored.items():
             part, _, own = name.partition("/")

@@ -151,20 +151,20 @@ def training_step(
     # Before the forward pass and to None: old gradients must not be alive beside activations.
     optimizer.zero_grad(set_to_none=True)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    pull = _Pull(parameters, anchors, proximal) if proximal else None
+    term = _Proximal(parameters, anchors, proximal) if proximal else None
     batch = divided(inputs, targets, levers.micro_batch)
-    with _pulled(module, (inputs, targets), levers):
+    with _keeping_less(module, (inputs, targets), levers):
         if levers.step_in_backward:
             some, wanted, weight = next(batch)
             _refuse(weight is not None, "needs whole batches, and levers.micro_batch divides them")
             _refuse(clip is not None, "cannot wait for the norm that recipe.clip needs")
-            return _moved_backward(loss(module, some, wanted), optimizer, pull)
+            return _moved_backward(loss(module, some, wanted), optimizer, term)
         values = [
             _added(loss(module, some, wanted), share, parameters) for some, wanted, share in batch
         ]
-    if pull is not None:
+    if term is not None:
         for parameter in parameters:
-            pull(parameter)
+            term(parameter)
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
@@ -188,8 +188,8 @@ def _added(
     return value
 
 
-class _Pull:
-    """A proximal term."""
+class _Proximal:
+    """A proximal term, added to one gradient after the other."""
 
     def __init__(
         self, parameters: Sequence[Tensor], anchors: Sequence[Tensor], proximal: float
@@ -205,8 +205,8 @@ class _Pull:
 
 
 @contextmanager
-def _pulled(module: nn.Module, batch: Any, levers: Levers) -> Iterator[None]:
-    """Pull the levers that change what the forward pass keeps."""
+def _keeping_less(module: nn.Module, batch: Any, levers: Levers) -> Iterator[None]:
+    """Let the forward pass keep less for the backward pass, as the levers say."""
     keeper: AsItIs | InHalf = AsItIs()
     with ExitStack() as around:
         if levers.activations == "bfloat16":
@@ -219,7 +219,7 @@ def _pulled(module: nn.Module, batch: Any, levers: Levers) -> Iterator[None]:
 
 
 def _moved_backward(
-    value: Tensor | Iterable[Tensor], optimizer: Optimizer, pull: "_Pull | None"
+    value: Tensor | Iterable[Tensor], optimizer: Optimizer, proximal: "_Proximal | None"
 ) -> Tensor:
     """Go back through a loss and move each parameter as soon as its gradient is there."""
     advance = getattr(optimizer, "advance", None)
@@ -234,8 +234,8 @@ def _moved_backward(
                 "backward pass; do without levers.step_in_backward"
             )
         moved.add(parameter)
-        if pull is not None:
-            pull(parameter)
+        if proximal is not None:
+            proximal(parameter)
         advance(parameter)  # type: ignore[misc]
         parameter.grad = None
 
