@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ READERS = {
 }
 """Scripts that read the runs of a suite, and what they write beside it."""
 
-OTHERS = {"curves.py", "suite.py", "nefl/fig3.py", "nefl/imagenet.py"}  # A test of their own each.
+OTHERS = {"curves.py", "fidelity.py", "suite.py", "nefl/fig3.py", "nefl/imagenet.py"}
+"""Those that have a test of their own each."""
 LIBRARIES = {
     "common.py",
     "inside.py",
@@ -203,3 +205,47 @@ def test_weights_of_torchvision_get_our_names(tmp_path: Path) -> None:
     run(PAPERS / "nefl/imagenet.py", source, target)
     ours = {name: float(tensor[0]) for name, tensor in load_file(target).items()}
     assert ours == {"blocks.0.conv1.weight": 1.0, "blocks.1.projection.conv.weight": 2.0}
+
+
+@pytest.fixture
+def fidelity(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(PAPERS)
+    return runpy.run_path(str(PAPERS / "fidelity.py"))
+
+
+def test_the_page_on_fidelity_is_that_of_the_results(
+    fidelity: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(PAPERS / "fidelity.py", "--smoke")
+    assert (tmp_path / "fidelity.smoke.md").read_text() == (PAPERS / "FIDELITY.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name, suite in SUITES.items() if "published" in suite])
+def test_published_rows_are_rows_of_the_suite(
+    name: str, fidelity: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of, suite = runpy.run_path(str(PAPERS / "suite.py"))["rows_of"], SUITES[name]
+    known = {row for scale in suite["scale"] for row in rows_of(suite, scale)[0]}
+    for setting in suite["published"]:
+        assert setting["rows"].keys() <= known
+        assert setting.get("metric", "main") in fidelity["METRICS"]
+
+
+def test_intervals_by_hand(fidelity: dict[str, Any]) -> None:
+    # Rows 1 and 3, seeds at -1 and +1, and one error of +1 and -1 in each row: the deviation is 2
+    # with one degree of freedom, for which the 97.5 % point of Student's t is 12.706.
+    accuracies = [[1.0 - 1 + 1, 1.0 + 1 - 1], [3.0 - 1 - 1, 3.0 + 1 + 1]]
+    assert fidelity["half_interval"](accuracies) == pytest.approx(12.706 * 2 * 1, rel=1e-4)
+    assert fidelity["half_interval"]([[1.0], [3.0]]) == float("inf")
+
+
+def test_verdicts(fidelity: dict[str, Any]) -> None:
+    published = {"a": 3.0, "b": 2.0, "c": 1.0, "absent": 9.0}
+    found = {"a": [50.0, 52.0, 54.0], "b": [50.1, 51.9, 54.0], "c": [60.0, 62.1, 63.9, 70.0]}
+    judged = {pair.rows: pair.verdict for pair in fidelity["pairs"](published, found)}
+    assert judged == {
+        ("a", "b"): "not resolved",
+        ("a", "c"): "contradicted",
+        ("b", "c"): "contradicted",
+    }
