@@ -145,9 +145,9 @@ def card(suites: Sequence[Path]) -> list[str]:
         "",
         "Do the published orders come out? Every pair of rows of the papers' main tables that was",
         "run here, at the scales of [papers](README.md): by how many points the one is above the",
-        "other in the paper and here, with an interval of 95 % over seeds. A pair is *not resolved*",
-        "if its interval holds 0, or if there is one seed. The papers' runs are longer than ours, so",
-        "orders compare, not points. Made by `python papers/fidelity.py`.",
+        "other in the paper and here, with an interval of 95 % over seeds. A pair is *not*",
+        "*resolved* if its interval holds 0, or if there is one seed. The papers' runs are longer",
+        "than ours, so orders compare, not points. Made by `python papers/fidelity.py`.",
         "",
         f"**In all, {shares(every)}.**",
     ]
