@@ -131,7 +131,8 @@ class Federation:
         patience, best = self.config.stop.patience, totals.best
         if patience is None or best is None or totals.since < patience:
             return None
-        return f"in {totals.since} evaluations no validation score was above round {best.round}'s"
+        row = "an evaluation" if totals.since == 1 else f"{totals.since} evaluations in a row"
+        return f"{row} without a better validation score than that of round {best.round}"
 
     def rated(self, scores: Mapping[str, Score]) -> tuple[float, dict[str, float]]:
         """Return the one figure to show for a run, and the metric of each deployed size.
