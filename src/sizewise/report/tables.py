@@ -138,7 +138,8 @@ def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> No
 def show_export(facts: Mapping[str, Any]) -> None:
     """Print what was exported."""
     console = Console(highlight=False, markup=False)
-    console.print(f"size      {facts['size']}, {facts['parameters']:,} parameters")
+    what = f"{facts['parameters']:,} parameters, after round {facts['round']}"
+    console.print(f"size      {facts['size']}, {what}")
     console.print(f"{facts['metric']:<9} {facts['accuracy']:.1%}, measured on what was written")
     samples = "one sample" if facts["batch"] == 1 else f"a batch of {facts['batch']}"
     console.print(f"memory    {format_bytes(facts['peak_bytes'])} at the peak for {samples}")
