@@ -16,8 +16,7 @@ Groups = dict[str, list[float]]
 def chart(runs: Sequence[Run]) -> Chart | None:
     """Return a line for each device class, method by method; None if no device validates."""
     rows = {name: _groups(some) for name, some in by_row(runs).items()}
-    rows = {name: groups for name, groups in rows.items() if groups}
-    if not rows:
+    if not any(rows.values()):
         return None
     data = [{"row": run.row, "seed": run.seed, **served} for run in runs for served in run.served]
     return Chart(
