@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -12,13 +13,18 @@ from torch import Tensor
 
 from sizewise import config as configs
 from sizewise.data.partitions import Draw, Partition
+from sizewise.data.silos import join
 from sizewise.engines.device_runner import DeviceRunner, training_batches
 from sizewise.engines.local import LocalEngine
 from sizewise.exchange.state import State
 from sizewise.fleet.devices import Fleet, GroupConfig
 from sizewise.runs import benefit, catalogue, preparation, session
 from sizewise.runs.benefit import Benefit, Served, Validation, figures, models_of
+from sizewise.steps import metrics
+from sizewise.steps.label_sets import divide
+from sizewise.steps.metrics import count
 from sizewise.training.evaluation import Score
+from text_cases import ARGS, text_dataset
 
 TABLES: dict[str, Any] = {
     "rounds": 2,
@@ -201,3 +207,48 @@ def test_batch_norms_are_not_calibrated_on_what_is_held_out() -> None:
     expected = data.transform()(data.train_inputs[trained], None)
     assert torch.equal(torch.cat(batches), expected)
     assert len(held_out) == 120 - len(trained) > 20
+
+
+TEXTS = {
+    "tags": text_dataset("tags"),
+    "score": text_dataset("score"),
+    "silos": join([replace(text_dataset("tags"), name=name) for name in ("here", "there")]),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_texts(kind: str, tmp_path: Path) -> None:
+    """Tags are right or wrong one by one; scores are neither, and have the metric of all alone."""
+    data = TEXTS[kind]
+    tables = {
+        "rounds": 1,
+        "model": {"name": "encoder", "args": ARGS},
+        "data": {"validation": 0.25, "partition": "iid"},
+        "fleet": {"devices": 3, "per_round": 3},
+        "recipe": {"batch": 4, "eval_batch": 6, "lr": 0.05},
+    }
+    with session.started(configs.from_dict(tables), tmp_path / "run", data) as federation:
+        result = federation.run()
+        state, _ = federation.folder.restore() or pytest.fail("nothing is saved")
+        partition = federation.validation.partition  # type: ignore[union-attr]
+        module = federation.method.deploy(state)["full"].fill().eval()
+    with torch.no_grad():
+        outputs = module(data.train_inputs)
+
+    def value(rows: Tensor, metric: str) -> float:
+        sets = divide(outputs[rows], data.train_labels[rows], data.sets)
+        counts = [count(metric, *own, data.names(n)) for n, own in enumerate(sets)]
+        if metric == "accuracy":
+            return metrics.value(metric, [sum(part) for part in zip(*counts, strict=True)])
+        return fmean(metrics.value(metric, own) for own in counts)
+
+    found = result["validation"]
+    assert found["score"] == pytest.approx(value(partition.held_out(), data.metric), abs=1e-6)
+    served = json.loads((tmp_path / "run/devices.json").read_text())
+    if kind == "score":
+        assert (list(found), served) == (["score"], [])
+        return
+    for one in served:
+        expected = value(partition.validation(one["device"]), "accuracy")
+        assert one["accuracy"] == pytest.approx(expected)
+    assert len(served) == 3

@@ -31,6 +31,7 @@ def test_exact_numbers() -> None:
 
 def test_what_is_not_defined_is_zero() -> None:
     assert value("f1", [5, 0, 0, 0]) == 0
+    assert value("pearson", [3, math.nan, 1, math.inf, 2, math.nan]) == 0
     assert value("matthews", [3, 0, 2, 0]) == 0  # One class only was guessed.
     assert value("pearson", count("pearson", torch.ones(4, 1), torch.arange(4.0), "s")) == 0
     assert value("entities", [0, 0, 0]) == 0

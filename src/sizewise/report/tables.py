@@ -21,12 +21,15 @@ def announce(federation: Federation) -> None:
     """Say on stderr what is about to happen, and what the method lets out of a device."""
     config, method = federation.config, federation.method
     disclosed = ", ".join(sorted(method.discloses)) or "nothing"
+    share = config.data.validation
+    kept = f"they keep {share:.0%} of their samples to validate on; " if share else ""
     cuts = read(federation.folder.path)
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
         f"{config.method.name} on {config.data.name} ({config.data.partition}), "
         f"{config.model.name}, {federation.fleet.total:,} devices, {config.fleet.per_round} a "
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
+        f"{kept}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"

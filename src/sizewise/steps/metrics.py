@@ -119,7 +119,8 @@ def entities(rows: Sequence[Sequence[int]], names: Sequence[str]) -> set[Entity]
 
 
 def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+    # Outputs that overflow make sums that are no numbers, which JSON could not hold either.
+    return part / whole if whole and math.isfinite(part / whole) else 0.0
 
 
 def _root(variance: float) -> float:
