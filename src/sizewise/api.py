@@ -134,7 +134,7 @@ def federate(
 
 
 # What `federate` takes beside its own arguments.
-_TABLES = ("seed", "fleet", "recipe", "engine")
+_TABLES = ("seed", "fleet", "recipe", "engine", "stop")
 _OPTIONS = ("model_options", "data_options", "method_options")
 
 

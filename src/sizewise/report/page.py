@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sizewise.common.structure import format_bytes, format_flops
 from sizewise.data.catalog import own_name
-from sizewise.report import attendance, budgets, curves, label_grid, pieces, sizes, summary
+from sizewise.report import attendance, benefit, budgets, curves, label_grid, pieces, sizes, summary
 from sizewise.report.chart import NARROW, WIDE, Chart, series
 from sizewise.report.drawing import DARK, PALETTE
 from sizewise.report.records import COSTS, Run, by_row
@@ -35,6 +35,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     found = [
         *curves.charts(runs),
         sizes.chart(runs),
+        benefit.chart(runs),
         budgets.chart(runs),
         pieces.chart(runs),
         attendance.chart(runs),

@@ -37,7 +37,7 @@ from sizewise.exchange.state import State
 from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
 from sizewise.runs import card, preparation, resuming
-from sizewise.runs.folder import RunFolder
+from sizewise.runs.folder import RunFolder, Totals
 from sizewise.runs.preparation import Setting
 from sizewise.surgery import norms
 from sizewise.training import evaluation
@@ -66,6 +66,7 @@ class Exported:
         batch: Samples at a time.
         metadata: What the run's state says of its sizes.
         owner: The device whose memory it was made from, if that is one.
+        round: The round that it is from.
     """
 
     size: str
@@ -75,6 +76,7 @@ class Exported:
     batch: int
     metadata: Mapping[str, Any]
     owner: int | None
+    round: int
 
 
 @one_thread()  # As in the run, so that what is measured is the same.
@@ -85,6 +87,7 @@ def export(
     size: str | None = None,
     batch: int = 1,
     dataset: Dataset | None = None,
+    best: bool = False,
 ) -> dict[str, Any]:
     """Write the model of a run for a device; return what was written.
 
@@ -95,6 +98,7 @@ def export(
         size: Or the name of a deployed size.
         batch: Samples that a device runs at a time.
         dataset: The data the run was started with, if that was given in memory.
+        best: Of the round with the best validation score, not of the last one.
     """
     writers: dict[str, Callable[[Exported, Task, Path], float | None]] = {
         ".safetensors": _write_safetensors,
@@ -106,11 +110,12 @@ def export(
     if out.suffix not in writers:
         raise ConfigError(f"--out must end in {', '.join(writers)}, not {out.suffix or str(out)!r}")
     setting = _prepared(path, dataset)
-    chosen = _choose(setting, path, memory, size, batch)
+    chosen = _choose(setting, path, memory, size, batch, best)
     out.parent.mkdir(parents=True, exist_ok=True)
     difference = writers[out.suffix](chosen, setting.method.task, out)
     facts = {
         "size": chosen.size,
+        "round": chosen.round,
         "accuracy": chosen.accuracy,
         "metric": setting.method.task.metric,
         "peak_bytes": chosen.peak,
@@ -166,9 +171,14 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
 
 
 def _choose(
-    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int
+    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int, best: bool
 ) -> Exported:
-    found = RunFolder(path).newest()
+    found = RunFolder(path).best() if best else RunFolder(path).newest()
+    if found is None and best:
+        raise CheckpointError(
+            f"{str(path)!r} has no best round, as no device validates; export without --best, or "
+            f"train with data.validation"
+        )
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
     state, totals = found
@@ -178,7 +188,7 @@ def _choose(
     if size is not None:
         if size not in models:
             raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
-        return _exported(setting, state, size, models[size], batch)
+        return _exported(setting, found, size, models[size], batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
@@ -186,7 +196,7 @@ def _choose(
         module = _frozen(setting, models[name].fill(), calibrate=False)
         peaks[name] = _peak(module, setting.method.task, batch)
         if memory is not None and peaks[name] <= memory:
-            return _exported(setting, state, name, models[name], batch)
+            return _exported(setting, found, name, models[name], batch)
     least = min(peaks, key=lambda name: peaks[name])
     raise ConfigError(
         f"no model of the run fits {format_bytes(memory or 0)}: {least!r} needs {peaks[least]:,} "
@@ -194,7 +204,9 @@ def _choose(
     )
 
 
-def _exported(setting: Setting, state: State, size: str, model: Deployed, batch: int) -> Exported:
+def _exported(
+    setting: Setting, found: tuple[State, Totals], size: str, model: Deployed, batch: int
+) -> Exported:
     module = _frozen(setting, model.fill(), calibrate=True)
     data, recipe = setting.dataset, setting.config.recipe
     scores = evaluation.score(module, data, recipe.eval_batch)
@@ -205,8 +217,9 @@ def _exported(setting: Setting, state: State, size: str, model: Deployed, batch:
         fmean(evaluation.total(scores).values(data.metric, data.sets)),
         _peak(module, setting.method.task, batch),
         batch,
-        state.metadata,
+        found[0].metadata,
         model.owner,
+        found[1].rounds,
     )
 
 
@@ -214,7 +227,8 @@ def _frozen(setting: Setting, module: nn.Module, calibrate: bool) -> nn.Module:
     """Return a copy that gives each sample its own result, whatever batch it comes in."""
     module = copy.deepcopy(module).eval()
     if norms.uses_batch_statistics(module):
-        batches = training_batches(setting.dataset, setting.config.recipe.eval_batch)
+        held_out = setting.partition.held_out()
+        batches = training_batches(setting.dataset, setting.config.recipe.eval_batch, held_out)
         module = norms.recalibrate(module, batches if calibrate else ())
     return module.requires_grad_(False)
 

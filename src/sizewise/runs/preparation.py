@@ -4,8 +4,10 @@ The data is loaded and divided, the model is built, the fleet is made, and what 
 checked: everything that can be wrong with a config shows here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+
+from torch import Tensor
 
 from sizewise import models
 from sizewise.common import rng
@@ -61,9 +63,6 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     data = config.data
     dataset = _loaded(config) if dataset is None else dataset
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
-    if config.recipe.augment_once:
-        generator = rng.torch_generator(config.seed, "augment-once")
-        dataset = dataset.augmented(config.recipe.augment, generator)
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
@@ -83,7 +82,19 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         groups=dataset.groups,
         **data.options(),
     )
+    if config.recipe.augment_once:
+        dataset = _augmented(config, dataset, partition.held_out())
     return Setting(config, dataset, method, fleet, partition)
+
+
+def _augmented(config: Config, dataset: Dataset, held_out: Tensor) -> Dataset:
+    """Return data whose training images are augmented once, but for those to validate on."""
+    generator = rng.torch_generator(config.seed, "augment-once")
+    changed = dataset.augmented(config.recipe.augment, generator)
+    if not len(held_out):
+        return changed
+    originals = dataset.train_inputs[held_out]
+    return replace(changed, train_inputs=changed.train_inputs.index_copy(0, held_out, originals))
 
 
 def _loaded(config: Config) -> Dataset:
