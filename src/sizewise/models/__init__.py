@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sizewise.common.structure import nearest
+from sizewise.data.catalog import MEMORY
 from sizewise.errors import ConfigError, ModelError, NoChannelLeft
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def build(
     from torch import nn
 
     from sizewise.models.common import check_output
+    from sizewise.models.memory import Built
 
     make = factory(name)
     data: dict[str, object] = {"classes": classes, "width": width, "weights": weights, "sets": sets}
@@ -117,7 +119,8 @@ def build(
     else:
         data |= {"image": image, "channels": image[0]}
     try:
-        model = make(**_keywords(name, make, data, args))
+        built = isinstance(make, Built)  # It has what it needs of the data.
+        model = make(**(args if built else _keywords(name, make, data, args)))
     except Exception as error:  # a factory of the user's may raise anything
         given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -154,6 +157,11 @@ def at_hand(name: str, make: Callable[..., Any]) -> Iterator[None]:
         _AT_HAND.reset(token)
 
 
+def is_at_hand(name: str) -> bool:
+    """Return whether a name stands for a factory that the caller has."""
+    return name in _AT_HAND.get()
+
+
 def takes_width(name: str) -> bool:
     """Return whether a model's factory can build it at any width."""
     return "width" in inspect.signature(factory(name)).parameters
@@ -163,6 +171,12 @@ def factory(name: str) -> Callable[..., Any]:
     """Return the function that builds a model; raise ConfigError if nothing has this name."""
     if name in _AT_HAND.get():
         return _AT_HAND.get()[name]
+    if name.startswith(MEMORY):
+        raise ConfigError(
+            f"the model {name.removeprefix(MEMORY)!r} was given in memory; give it again, from "
+            "Python: sizewise.resume(folder, model=...), which also exports, or "
+            "sizewise.deployment.load(file, model=...)"
+        )
     if ":" in name:
         # An installed command does not look in the current folder by itself. At the end, so that
         # no file there hides a package; for good, as the factory may import more when called.
@@ -193,8 +207,8 @@ def _load(reference: str) -> Callable[..., Any]:
     if module_name == "__main__" and getattr(found, "__module__", None) != "__main__":
         raise ConfigError(
             f"the model {reference!r} belongs to the script or notebook that defines it, and this "
-            "is another program; resume or export there, with session.resumed(folder) or "
-            "deployment.export(folder, file), or move it into a file of its own and train again"
+            "is another program; give it again, with sizewise.resume(folder, model=...), or move "
+            "it into a file of its own and train again"
         )
     if not callable(found):
         raise ConfigError(f"the module {module_name!r} has no function or class {attribute!r}")

@@ -13,7 +13,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -34,11 +34,15 @@ from sizewise.engines.device_runner import training_batches
 from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.exchange import checkpoint
 from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors
 from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
+from sizewise.models import at_hand
+from sizewise.models.memory import Given, understood
 from sizewise.runs import card, preparation, resuming
-from sizewise.runs.folder import RunFolder
+from sizewise.runs.folder import RunFolder, Totals
 from sizewise.runs.preparation import Setting
+from sizewise.runs.ranking import ranking
 from sizewise.surgery import norms
 from sizewise.training import evaluation
 from sizewise.training.loop import own_tensors
@@ -130,6 +134,26 @@ def export(
     return facts
 
 
+@one_thread()
+def trained(path: Path, size: str | None = None, dataset: Dataset | None = None) -> nn.Module:
+    """Return a model of a run as `export` would write it, ready to run; nothing is written.
+
+    Args:
+        path: The run folder.
+        size: The name of a deployed size; default: the main one.
+        dataset: The data the run was started with, if that was given in memory.
+    """
+    setting = _prepared(path, dataset)
+    _, totals, models = _trained(setting, path)
+    chosen = size or ranking(totals.accuracy, totals.sizes)["main"]
+    if chosen is None or (size is None and chosen not in models):
+        raise ConfigError(
+            "the run's accuracy is a mean over several models, so none of them is the main one; "
+            f"name a size: {', '.join(models)}"
+        )
+    return _frozen(setting, _of_size(models, chosen).fill(), calibrate=True)
+
+
 def _description(setting: Setting) -> dict[str, Any]:
     """Return what somebody who has only the file must know."""
     data, chosen = setting.dataset, setting.config
@@ -165,20 +189,29 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     return setting
 
 
-def _choose(
-    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int
-) -> Exported:
+def _trained(setting: Setting, path: Path) -> tuple[State, Totals, Mapping[str, Deployed]]:
+    """Return what a run has come to, and the models that its method makes of it."""
     found = RunFolder(path).newest()
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
     state, totals = found
     if totals.failure is not None:
         raise NothingMerged(f"{str(path)!r} has no model to export: {totals.failure}")
-    models = setting.method.deploy(state)
+    return state, totals, setting.method.deploy(state)
+
+
+def _of_size(models: Mapping[str, Deployed], size: str) -> Deployed:
+    if size not in models:
+        raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
+    return models[size]
+
+
+def _choose(
+    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int
+) -> Exported:
+    state, totals, models = _trained(setting, path)
     if size is not None:
-        if size not in models:
-            raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
-        return _exported(setting, state, size, models[size], batch)
+        return _exported(setting, state, size, _of_size(models, size), batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
@@ -321,8 +354,14 @@ def _largest_difference(chosen: Exported, other: Callable[[Tensor], Tensor], tas
 # ---- the way back
 
 
-def load(path: Path) -> nn.Module:
-    """Return the model that was exported as safetensors, ready to run; its config is beside it."""
+def load(path: str | Path, model: object = None) -> nn.Module:
+    """Return the model that was exported as safetensors, ready to run; its config is beside it.
+
+    Args:
+        path: The file.
+        model: What the run was given as its model, if that cannot be imported by its name.
+    """
+    path, given = Path(path), None if model is None else understood(model)
     try:
         facts: Mapping[str, Any] = json.loads(path.with_suffix(".json").read_text())
         tensors = load_file(path)
@@ -336,9 +375,18 @@ def load(path: Path) -> nn.Module:
             f"{str(path)!r} was exported by an older sizewise, which kept other facts beside it; "
             f"load it with that version, or export it again"
         )
+    task = build(Task, facts["task"])
+    with at_hand(task.model.name, given.make) if isinstance(given, Given) else nullcontext():
+        return _filled(task, facts, tensors)
+
+
+def _filled(task: Task, facts: Mapping[str, Any], tensors: Tensors) -> nn.Module:
+    """Return the model of a size with these tensors in it."""
+    if task.model.sha256 is not None:
+        preparation.check_model(task)
     options = dict(facts["method"])
     kind = methods.find(options.pop("name"))
-    method = kind(build(Task, facts["task"]), build(kind.Options, options, "method"))
+    method = kind(task, build(kind.Options, options, "method"))
     # A state in which the model has its size; its tensors come from the file.
     owners: dict[int, dict[str, Tensor]] = {} if facts["owner"] is None else {facts["owner"]: {}}
     state = replace(method.setup(), metadata=facts["metadata"], devices=owners)

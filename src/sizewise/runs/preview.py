@@ -5,6 +5,7 @@ from typing import Any
 
 from sizewise.common.structure import plain
 from sizewise.config import Config
+from sizewise.data.dataset import Dataset
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Plan
 from sizewise.exchange.state import State
@@ -21,13 +22,17 @@ def rows(config: Config) -> list[dict[str, Any]]:
     return rows_and_cuts(config)[0]
 
 
-def rows_and_cuts(config: Config) -> tuple[list[dict[str, Any]], Cuts | None]:
+def rows_and_cuts(
+    config: Config, dataset: Dataset | None = None
+) -> tuple[list[dict[str, Any]], Cuts | None]:
     """Return these rows, and what shrinks with the width if the method cuts the model.
+
+    A dataset that is in memory already takes the place of what the config names.
 
     Raises:
         ModelError: The model cannot be cut.
     """
-    setting = prepare(config)
+    setting = prepare(config, dataset)
     cuts = checked(setting.method)
     return rows_of(setting), cuts
 

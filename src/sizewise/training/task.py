@@ -14,6 +14,7 @@ from sizewise.common import rng
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.data import pretrained
+from sizewise.data.catalog import MEMORY
 from sizewise.data.dataset import Target
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import TrainingStage, Update
@@ -33,13 +34,21 @@ class ModelConfig:
         anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
             `sizewise.anatomy`. Methods that take a model apart need them.
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
-            hub name with one; see `sizewise.data.pretrained`.
+            hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
+            Python: "memory:" and their hash. The run sets it.
+        sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
     """
 
     name: str = "preresnet20"
     args: Mapping[str, Any] = field(default_factory=dict)
     anatomy: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    sha256: str | None = None
+
+    @property
+    def came_built(self) -> bool:
+        """Whether a run starts from the weights that the model had when it was given."""
+        return self.weights is not None and self.weights.startswith(MEMORY)
 
 
 @dataclass(frozen=True)
@@ -131,12 +140,15 @@ class Task:
             args: Further arguments of its factory; default: those of this task's model.
         """
         given = self.model.args if args is None else args
-        return replace(self, model=replace(self.model, name=name, args=given, weights=None))
+        return replace(
+            self, model=replace(self.model, name=name, args=given, weights=None, sha256=None)
+        )
 
     def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
         """Build the model at a width ratio, with fresh weights that depend on the seed alone.
 
-        A model whose factory takes no width is cut, and its layers are initialised again.
+        A model whose factory takes no width is cut, and its layers are initialised again. One that
+        came built keeps its weights at full width, unless another draw is asked for.
 
         Args:
             width: Ratio of channels to keep.
@@ -160,6 +172,7 @@ class Task:
             norms.prepare(module, self.recipe.norm)
             if kept is not None:
                 module = shrinking.shrink(module, self.channels, kept)
+            if kept is not None or (draw and self.model.came_built):
                 for layer in module.modules():
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
@@ -190,8 +203,12 @@ class Task:
         """
         if self.model.weights is None:
             return {}
-        full, loaded = self.build(), pretrained.load(self.model.weights)
-        given = pretrained.fitting(loaded, full, self.model.weights)
+        full = self.build()
+        if self.model.came_built:
+            given = dict(full.state_dict())
+        else:
+            loaded = pretrained.load(self.model.weights)
+            given = pretrained.fitting(loaded, full, self.model.weights)
         own = {} if module is None else module.state_dict()
         if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
             return given

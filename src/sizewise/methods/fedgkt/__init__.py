@@ -116,7 +116,7 @@ class FedGKT(Method):
         if task.model.weights is not None or task.recipe.eval_memory is not None:
             raise ConfigError(
                 "fedgkt has no single model, so model.weights and recipe.eval_memory "
-                "have no meaning; leave them out"
+                "have no meaning; leave them out, and give a built model as a class or function"
             )
         if task.recipe.norm in ("per_width_stats", "per_submodel"):
             raise ConfigError(

@@ -106,7 +106,8 @@ class Architectures(OwnModels):
             )
         if task.model.weights is not None:
             raise ConfigError(
-                "model.weights are of one model, and devices have different ones here; leave it out"
+                "model.weights are of one model, and devices have different ones here; leave it "
+                "out, and give a built model as a class or function"
             )
 
     @cached_property
