@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import nn
 from sizewise import config as configs
 from sizewise.common.structure import nearest, parse_bytes
 from sizewise.data.dataset import Dataset
-from sizewise.data.memory import understood
+from sizewise.data.memory import implied, understood
 from sizewise.errors import ConfigError
 from sizewise.models import at_hand
 from sizewise.report import page, records
@@ -83,7 +82,7 @@ class FinishedRun:
 
 def federate(
     model: str | Callable[..., nn.Module],
-    data: str | PathLike[str] | Dataset | tuple[Any, ...] = "digits",
+    data: Any = "digits",
     *,
     budgets: str | float | Sequence[str | float] | None = None,
     method: str = "fedavg",
@@ -96,8 +95,8 @@ def federate(
 
     Args:
         model: A model of the zoo, or a function of a module that builds one.
-        data: A listed data set, a folder of files, a `Dataset`, or a tuple of tensors: training
-            images (uint8), their labels, test images, their labels.
+        data: A listed data set, a folder or file, a torch or Hugging Face data set, a pandas frame,
+            arrays, or such data of each device; see docs/own-data.md.
         budgets: Bytes of each device class, dealt evenly, or of all devices; none: unlimited.
         method: See `sizewise list methods`.
         rounds: How many.
@@ -113,16 +112,17 @@ def federate(
     for key in tables:
         if key not in (*_TABLES, *_OPTIONS):
             raise ConfigError(f"federate takes no {key!r}; {nearest(key, (*_TABLES, *_OPTIONS))}")
-    given = understood(data)
-    named = {"name": given} if isinstance(given, str) else {}
+    reads = _options(tables, "data_options")
+    given = understood(data, reads, _options(tables, "model_options").get("weights"))
+    follows = implied(given)
     config = configs.from_dict(
         {
             **{key: tables[key] for key in _TABLES if key in tables},
             "rounds": rounds,
             "model": {"name": _name(model), **_options(tables, "model_options")},
-            "data": {**named, **_options(tables, "data_options")},
+            "data": {**follows["data"], **reads},
             "method": {"name": method, **_options(tables, "method_options")},
-            "fleet": _fleet(tables.get("fleet", {}), budgets),
+            "fleet": _fleet(tables.get("fleet", {}), budgets, follows["fleet"]),
         }
     )
     dataset = given if isinstance(given, Dataset) else None
@@ -147,8 +147,14 @@ def _options(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return options
 
 
-def _fleet(table: object, budgets: str | float | Sequence[str | float] | None) -> object:
+def _fleet(
+    table: object,
+    budgets: str | float | Sequence[str | float] | None,
+    follows: Mapping[str, Any],
+) -> object:
     """Return the `[fleet]` table with the budgets; a single one is that of all devices."""
+    if isinstance(table, Mapping) and "group" not in table:
+        table = {**follows, **table}
     budgets = [] if budgets is None else budgets
     budgets = [budgets] if isinstance(budgets, str | int | float) else budgets
     if not isinstance(budgets, Sequence):

@@ -15,7 +15,6 @@ from sizewise.cutting.verification import verify
 from sizewise.data import memory, partitions, sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
-from sizewise.data.texts import own_tokenizer
 from sizewise.errors import BudgetTooSmall, ConfigError
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -89,17 +88,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
 def _loaded(config: Config) -> Dataset:
     data = config.data
     memory.check(data, None)
-    dataset = sources.load(
-        data.name,
-        data.root,
-        train_limit=data.train_limit,
-        test_limit=data.test_limit,
-        image_size=data.image_size,
-        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
-        max_tokens=data.max_tokens,
-        metric=data.metric,
-        silos=data.silos,
-    )
+    dataset = sources.configured(data, config.model.weights)
     memory.check(data, dataset)  # Somebody may have edited the name, not the hash.
     return dataset
 
