@@ -93,7 +93,7 @@ def test_a_tuple_of_tensors(dataset: Dataset, as_array: bool) -> None:
 
 
 def test_a_path_is_a_folder_and_never_a_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"at {tmp_path / 'digits'}, which has no training file"):
+    with pytest.raises(DataError, match=f"at {tmp_path / 'digits'}, where there is no such thing"):
         sizewise.federate("linear", Path("digits"))
     pixels = {"img": [np.full((4, 4), 80 * label, dtype=np.uint8) for label in range(3)] * 4}
     kinds = {"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
@@ -113,17 +113,14 @@ def test_a_path_is_a_folder_and_never_a_name(tmp_path: Path) -> None:
     ("given", "came"),
     [
         (None, "NoneType"),
-        (TensorDataset(IMAGES, LABELS), "torch.utils.data.dataset.TensorDataset"),
-        (DataLoader(TensorDataset(IMAGES, LABELS)), "torch.utils.data.dataloader.DataLoader"),
-        (datasets.Dataset.from_dict({"label": [1]}), "datasets.arrow_dataset.Dataset"),
-        ((IMAGES, LABELS), "tuple"),
-        ({"train": IMAGES}, "dict"),
+        (set, "type"),
+        ((), "tuple"),
         (7, "int"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_data_is_one_sentence(given: Any, came: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"a sizewise Dataset, or .*; {came} came: ") as caught:
+    with pytest.raises(DataError, match=rf"or a sizewise Dataset; {came} came: ") as caught:
         sizewise.federate("linear", given)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -132,10 +129,10 @@ def test_other_data_is_one_sentence(given: Any, came: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((IMAGES.float(), LABELS, IMAGES, LABELS), "images, uint8 .*; torch.float32"),
-        ((IMAGES[:, 0], LABELS, IMAGES, LABELS), r"\(6, 4, 4\) came"),
-        ((IMAGES, LABELS / 2, IMAGES, LABELS), "labels in a tuple are whole numbers"),
-        ((IMAGES, LABELS, IMAGES, LABELS[1:]), "one int64 label for each of the 6 test samples"),
+        ((IMAGES.float(), LABELS, IMAGES, LABELS), "are torch.float32, test inputs torch.uint8"),
+        ((IMAGES[0, 0], LABELS, IMAGES, LABELS), r"the data has 4 inputs and 6 labels"),
+        ((IMAGES, LABELS / 2, IMAGES, LABELS), "labels are classes, and 0.5 is none"),
+        ((IMAGES, LABELS, IMAGES, LABELS[1:]), "the data has 6 inputs and 5 labels"),
         ((IMAGES, LABELS * 0, IMAGES, LABELS), "test labels must lie in 0..0, got 0..2"),
     ],
 )
@@ -146,7 +143,7 @@ def test_tensors_that_do_not_fit(parts: Any, message: str, tmp_path: Path) -> No
 
 
 def test_what_says_how_files_are_read_is_not_for_data_in_memory(dataset: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"data\.train_limit says how files are read"):
+    with pytest.raises(ConfigError, match=r"data\.train_limit is 3, and the Dataset in memory"):
         sizewise.federate("linear", dataset, data_options={"train_limit": 3})
 
 

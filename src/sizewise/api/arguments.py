@@ -9,6 +9,7 @@ from sizewise import config as configs
 from sizewise.common.structure import nearest
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
+from sizewise.data.memory import implied
 from sizewise.data.memory import understood as understood_data
 from sizewise.errors import ConfigError
 from sizewise.models import at_hand
@@ -75,15 +76,18 @@ def gather(
     for key in tables:
         if key not in known:
             raise ConfigError(f"{function} takes no {key!r}; {nearest(key, known)}")
-    given, samples = understood_model(model), understood_data(data)
+    given = understood_model(model)
     own = given.table() if isinstance(given, Given) else {"name": given}
-    named = {"name": samples} if isinstance(samples, str) else {}
+    own = {**own, **_beside("model", tables.get("model_options", {}))}
+    reads = _beside("data", tables.get("data_options", {}))
+    samples = understood_data(data, reads, own.get("weights"))
+    follows = implied(samples)
     found = {
         **{key: tables[key] for key in _TABLES if key in tables},
         "rounds": rounds,
-        "model": {**own, **_beside("model", tables.get("model_options", {}))},
-        "data": {**named, **_beside("data", tables.get("data_options", {}))},
-        "fleet": _fleet(tables.get("fleet", {}), budgets),
+        "model": own,
+        "data": {**follows["data"], **reads},
+        "fleet": _fleet(tables.get("fleet", {}), budgets, follows["fleet"]),
     }
     dataset = None if isinstance(samples, str) else samples
     return Arguments(found, Memory(dataset, given if isinstance(given, Given) else None))
@@ -103,8 +107,10 @@ def _beside(what: str, options: object) -> Mapping[str, Any]:
     return options
 
 
-def _fleet(table: object, budgets: object) -> object:
+def _fleet(table: object, budgets: object, follows: Mapping[str, Any]) -> object:
     """Return the `[fleet]` table with the budgets; a single one is that of all devices."""
+    if isinstance(table, Mapping) and "group" not in table:
+        table = {**follows, **table}
     budgets = [] if budgets is None else budgets
     budgets = [budgets] if isinstance(budgets, str | int | float) else budgets
     if not isinstance(budgets, Sequence):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from sizewise.api.arguments import Budgets, Memory, gather
-from sizewise.common.structure import parse_bytes
+from sizewise.common.structure import parse_bytes, plain
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import understood as understood_data
@@ -109,7 +109,8 @@ def federate(
     Args:
         model: A model of the zoo, a `nn.Module`, whose weights are where the run starts, or a
             function or class that builds one.
-        data: A listed data set, a folder of files, or data in memory; see the documentation.
+        data: A listed data set, a folder or file, a torch or Hugging Face data set, a pandas frame,
+            arrays, or such data of each device; see docs/own-data.md.
         budgets: Bytes of each device class, dealt evenly, or of all devices; none: unlimited.
         method: See `sizewise list methods`.
         rounds: How many.
@@ -191,7 +192,7 @@ def _checked(*observers: Callable[..., Any]) -> Sequence[Observer]:
 def _again(config: Config, model: object, data: object) -> Memory:
     """Return what a run is given again; what it finds by a name, it must not be given."""
     given = None if model is None else understood_model(model)
-    samples = None if data is None else understood_data(data)
+    samples = None if data is None else _data_again(config, data)
     names = {"model": config.model.name, "data": config.data.name}
     for what, came in (("model", given), ("data", samples)):
         if isinstance(came, str) and came != names[what]:
@@ -205,3 +206,11 @@ def _again(config: Config, model: object, data: object) -> Memory:
     return Memory(
         None if isinstance(samples, str) else samples, given if isinstance(given, Given) else None
     )
+
+
+def _data_again(config: Config, data: object) -> str | Dataset:
+    """Return data that is read as it was when the run was started."""
+    if isinstance(data, Dataset):
+        return data
+    reads = {k: v for k, v in plain(config.data).items() if k not in ("name", "sha256")}
+    return understood_data(data, reads, config.model.weights)

@@ -29,7 +29,7 @@ from sizewise.common.structure import build, format_bytes, nearest, plain
 from sizewise.common.threads import one_thread
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import check as check_data
-from sizewise.data.texts import own_tokenizer, set_length, tokenizer
+from sizewise.data.texts import of_length
 from sizewise.engines.device_runner import training_batches
 from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.exchange import checkpoint
@@ -39,7 +39,7 @@ from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
 from sizewise.models import at_hand
 from sizewise.models.memory import Given, understood
-from sizewise.runs import card, preparation, resuming
+from sizewise.runs import card, preparation, provenance, resuming
 from sizewise.runs.folder import RunFolder, Totals
 from sizewise.runs.preparation import Setting
 from sizewise.runs.ranking import ranking
@@ -180,12 +180,7 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     chosen = resuming.read(path)
     check_data(chosen.data, dataset)
     setting = preparation.prepare(chosen, dataset)
-    described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
-    if described["data_sha256"] != setting.dataset.fingerprint():
-        raise CheckpointError(
-            f"the data is not what {str(path)!r} was started with; "
-            f"restore {setting.config.data.name!r}, or give the data that was in memory"
-        )
+    provenance.check(path, setting)
     return setting
 
 
@@ -315,16 +310,11 @@ def _write_tokenizer(setting: Setting, out: Path) -> str | None:
 
     None for images, and for token ids that were given in memory by a tokenizer nobody named.
     """
-    data, chosen = setting.dataset, setting.config
-    name = chosen.data.tokenizer or own_tokenizer(chosen.model.weights)
-    if not data.vocabulary or name is None:
+    stored = provenance.tokenizer_in(setting)
+    if not stored:
         return None
-    tokens = tokenizer(name)
-    if tokens.get_vocab_size() != data.vocabulary:
-        return None
-    set_length(data.name, tokens, data.shape[0])
     path = out.with_suffix(".tokenizer.json")
-    checkpoint.write_bytes(path, tokens.to_str(pretty=True).encode())
+    checkpoint.write_bytes(path, of_length(stored, setting.dataset.shape[0]).encode())
     return str(path)
 
 

@@ -15,7 +15,6 @@ from sizewise.cutting.verification import verify
 from sizewise.data import memory, partitions, sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
-from sizewise.data.texts import own_tokenizer
 from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -92,17 +91,7 @@ def loaded(config: Config) -> Dataset:
     """Return the data that a config names."""
     data = config.data
     memory.check(data, None)
-    dataset = sources.load(
-        data.name,
-        data.root,
-        train_limit=data.train_limit,
-        test_limit=data.test_limit,
-        image_size=data.image_size,
-        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
-        max_tokens=data.max_tokens,
-        metric=data.metric,
-        silos=data.silos,
-    )
+    dataset = sources.configured(data, config.model.weights)
     memory.check(data, dataset)  # Somebody may have edited the name, not the hash.
     return dataset
 

@@ -27,7 +27,7 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.models.memory import Built
-from sizewise.runs import preview, resuming
+from sizewise.runs import preview, provenance, resuming
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
 from sizewise.runs.folder import RunFolder
@@ -123,8 +123,6 @@ def _federation(
     setting: Setting, folder: RunFolder, remote: RemoteEngine | None, cuts: Cuts | None
 ) -> Federation:
     config, method, dataset = setting.config, setting.method, setting.dataset
-    identity = {"data_sha256": dataset.fingerprint()}
-    described = folder.path / "partition.json"
     if not folder.partition.exists():
         facts: dict[str, object] = {
             "plan.json": preview.rows_of(setting, wishes=False),
@@ -134,18 +132,18 @@ def _federation(
             facts[FILE] = plain(cuts)
         for name, content in facts.items():
             checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
-        counts = partitions.summary(setting.partition, *dataset.strata)
-        checkpoint.write_bytes(described, json.dumps({**identity, **counts}).encode())
+        provenance.write(
+            folder.path, setting, partitions.summary(setting.partition, *dataset.strata)
+        )
         draft = folder.path / ".partition.tmp"
         partitions.save(setting.partition, draft)
         draft.rename(folder.partition)
-    elif json.loads(described.read_text())["data_sha256"] != identity["data_sha256"]:
-        raise CheckpointError(
-            f"the data is not what {str(folder.path)!r} was started with; "
-            f"restore {config.data.name!r}, or start a new run"
-        )
-    elif said := drift(json.loads((folder.path / "environment.json").read_text())):
-        log.warning("%s", said)
+        for note in dataset.notes:
+            log.warning("data: %s", note)
+    else:
+        provenance.check(folder.path, setting)
+        if said := drift(json.loads((folder.path / "environment.json").read_text())):
+            log.warning("%s", said)
     engine: Engine
     if remote is None:
         together = config.engine.together
