@@ -112,3 +112,13 @@ def test_notebooks_run(path, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "phone.md").exists()
+
+
+def test_a_comparison_of_your_own_takes_25_lines():
+    """A model in a cell, a DataFrame, four methods, a report, and a model that is loaded again."""
+    cells = json.loads((ROOT / "examples/your_model_your_frame.ipynb").read_text())["cells"]
+    code = "".join("".join(c["source"]) + "\n" for c in cells if c["cell_type"] == "code")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+    for part in ("nn.Sequential", ".frame", "compare(", "report(", "export(", "deployment.load("):
+        assert part in code
+    assert re.search(r"methods=\[" + ", ".join([r'"\w+"'] * 4) + r"\]", code)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from logging import LogRecord
 from typing import IO
 
 import tomli_w
@@ -103,10 +105,27 @@ def carry_out_here(
         watch: Told after each round.
     """
     outcomes: list[Outcome] = []
-    for job in wanted:
-        outcomes.append(finished(job) or _outcome_here(job, dataset, watch, outcomes))
-        watch([], outcomes)
+    with _saying_things_once():
+        for job in wanted:
+            outcomes.append(finished(job) or _outcome_here(job, dataset, watch, outcomes))
+            watch([], outcomes)
     return outcomes
+
+
+@contextmanager
+def _saying_things_once() -> Iterator[None]:
+    """Keep sessions from repeating themselves: all runs have the same to say of their data."""
+    said: set[str] = set()
+
+    def is_new(record: LogRecord) -> bool:
+        message = record.getMessage()
+        return message not in said and not said.add(message)
+
+    session.log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        session.log.removeFilter(is_new)
 
 
 def _outcome_here(
