@@ -214,3 +214,14 @@ def test_bad_sweeps_on_the_command_line() -> None:
     bad = command("compare", "config.toml", "--methods", "fedavg", "--vary", "recipe.lr")
     assert_one_sentence(bad, "--vary takes a key and its values")
     assert not Path("runs").exists()
+
+
+def test_it_prints_nothing_by_itself_in_a_notebook(
+    found: sizewise.Comparison, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """There rich shows what it should only turn into text."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "fedavg" in repr(found)
+    assert "\x1b" not in repr(found)
+    assert capsys.readouterr().out == ""

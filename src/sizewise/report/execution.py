@@ -118,8 +118,9 @@ def _saying_things_once() -> Iterator[None]:
     said: set[str] = set()
 
     def is_new(record: LogRecord) -> bool:
-        message = record.getMessage()
-        return message not in said and not said.add(message)
+        before = len(said)
+        said.add(record.getMessage())
+        return len(said) > before
 
     session.log.addFilter(is_new)
     try:

@@ -182,7 +182,16 @@ def _console() -> Console:
 def text(show: Callable[[Console], None]) -> str:
     """Return what a function prints, as wide as the terminal, or uncut where there is none."""
     out = io.StringIO()
-    show(Console(file=out, highlight=False, markup=False, width=_console().width))
+    console = Console(
+        file=out,
+        highlight=False,
+        markup=False,
+        width=_console().width,
+        # In a notebook, rich would show it at once, and in colours.
+        force_jupyter=False,
+        color_system=None,
+    )
+    show(console)
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 
 
