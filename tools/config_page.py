@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from sizewise import methods
-from sizewise.config import Config, EngineConfig
+from sizewise.config import Config, EngineConfig, StopConfig
 from sizewise.data.config import DataConfig
 from sizewise.fleet.devices import EventConfig, FleetConfig, GroupConfig
 from sizewise.fleet.round_policy import RoundPolicy
@@ -45,6 +45,7 @@ TABLES: dict[str, type] = {
     "recipe": Recipe,
     "engine": EngineConfig,
     "engine.flower": RoundPolicy,
+    "stop": StopConfig,
 }
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}

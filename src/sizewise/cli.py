@@ -228,19 +228,22 @@ def export(
         Path | None, typer.Option(help="The file: .safetensors, .onnx or .pt2 (torch.export).")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples that a device runs at a time.")] = 1,
+    best: Annotated[
+        bool, typer.Option("--best", help="Of the best round by validation, not of the last.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the model that fits a device, with a model card."""
     from sizewise.common.structure import parse_bytes
     from sizewise.report import tables
-    from sizewise.runs import deployment
+    from sizewise.runs import deployment, formats
 
-    ending = deployment.FORMATS[kind or "safetensors"]
+    ending = formats.FORMATS[kind or "safetensors"]
     place = out or run_dir / f"model{ending}"
     if kind is not None and place.suffix != ending:
         raise ConfigError(f"--format {kind} writes files that end in {ending}, not {str(place)!r}")
     budget = None if memory is None else parse_bytes(memory, "--memory")
-    facts = deployment.export(run_dir, place, budget, size, batch)
+    facts = deployment.export(run_dir, place, budget, size, batch, best=best)
     if as_json:
         print(json.dumps(facts))
     else:

@@ -4,6 +4,7 @@ Unknown keys are errors that name the nearest known one. The complete config, wi
 filled in, is written into the run folder; reading that file gives the same run again.
 """
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,28 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class StopConfig:
+    """The `[stop]` table: when a run ends before its last round.
+
+    Attributes:
+        patience: End after so many evaluations in a row whose validation score is not better than
+            the best before; needs `data.validation`. Default: never.
+        min_delta: By how much a score must be higher to be better.
+    """
+
+    patience: int | None = None
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(
+                f"stop.patience must be at least 1, not {self.patience}; leave it out for never"
+            )
+        if not 0 <= self.min_delta < math.inf:
+            raise ConfigError(f"stop.min_delta must not be negative, not {self.min_delta}")
+
+
+@dataclass(frozen=True)
 class MethodConfig:
     """The `[method]` table: a name, and the method's own options beside it.
 
@@ -78,6 +101,7 @@ class Config:
         method: How the work is divided and put together.
         recipe: How devices train, and what the server does with it.
         engine: How this is carried out.
+        stop: When it ends early.
     """
 
     seed: int = 0
@@ -88,10 +112,16 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     recipe: Recipe = field(default_factory=Recipe)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ConfigError(f"rounds must be at least 1, not {self.rounds}")
+        if self.stop.patience is not None and not self.data.validation:
+            raise ConfigError(
+                "stop.patience goes by the validation score, and no device validates; "
+                "set data.validation to a share such as 0.2"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as the nested tables of its TOML file."""

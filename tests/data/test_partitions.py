@@ -23,6 +23,7 @@ from sizewise.data.partitions import (
     make,
     save,
     summary,
+    with_validation,
 )
 from sizewise.data.schemes import SCHEMES
 from sizewise.errors import ConfigError, DataError
@@ -264,13 +265,16 @@ def test_summary_is_json() -> None:
     assert facts["samples"]["total"] == sum(map(sum, facts["histogram"]))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.2])
 @pytest.mark.parametrize("name", ["split", "draw"])
-def test_save_and_load(name: str, tmp_path: Path) -> None:
-    partition = make(name, some_labels(), CLASSES, 13, 5)
+def test_save_and_load(name: str, share: float, tmp_path: Path) -> None:
+    partition = make(name, some_labels(), CLASSES, 13, 5, validation=share)
     save(partition, tmp_path / "partition.safetensors")
     loaded = load_partition(tmp_path / "partition.safetensors")
     assert type(loaded) is type(partition)
     assert as_lists(loaded) == as_lists(partition)
+    assert loaded.held_out().tolist() == partition.held_out().tolist()
+    assert bool(len(loaded.held_out())) == bool(share)
 
 
 def test_loading_something_else_is_an_error(tmp_path: Path) -> None:
@@ -315,3 +319,64 @@ def test_what_cannot_be_made_says_what_to_change(
 def test_offsets_are_in_order() -> None:
     offsets = built("capped-dirichlet", some_labels(), 10).offsets.tolist()
     assert all(start < end for start, end in pairwise(offsets))
+
+
+# ---- what devices validate on
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+def test_a_share_of_every_shard_is_kept_to_validate_on(name: str, share: float) -> None:
+    labels = some_labels(700)
+    whole, divided = built(name, labels, 10), built(name, labels, 10, validation=share)
+    for device in range(10):
+        trained, kept = divided.shard(device).tolist(), divided.validation(device).tolist()
+        held = whole.shard(device).tolist()
+        assert len(kept) == min(max(1, int(share * len(held) + 0.5)), len(held) - 1)
+        # Both are in the order of the shard, and together they are all of it.
+        assert [row for row in held if row in trained] == trained
+        assert [row for row in held if row in kept] == kept
+        assert sorted(trained + kept) == sorted(held)
+    assert divided.sizes().tolist() == [len(divided.shard(device)) for device in range(10)]
+    kept_by_all = [row for device in range(10) for row in divided.validation(device).tolist()]
+    assert divided.held_out().tolist() == kept_by_all
+    assert whole.held_out().tolist() == whole.validation(3).tolist() == []
+
+
+def test_which_samples_are_kept_depends_on_the_seed() -> None:
+    labels = some_labels(400)
+    first, again = (built("split", labels, 4, validation=0.2) for _ in range(2))
+    other = built("split", labels, 4, seed=1, validation=0.2)
+    assert first.held_out().tolist() == again.held_out().tolist()
+    assert first.held_out().tolist() != other.held_out().tolist()
+
+
+def test_a_device_with_one_sample_trains_on_it() -> None:
+    divided = with_validation(Partition(torch.arange(5), torch.tensor([0, 1, 3, 5])), 0.01, 0)
+    assert divided.sizes().tolist() == [1, 1, 1]
+    assert [len(divided.validation(device)) for device in range(3)] == [0, 1, 1]
+
+
+def test_nobody_trains_on_what_another_draws_to_validate_on() -> None:
+    drawn = make("draw", some_labels(50), CLASSES, 40, 3, samples_per_device=20, validation=0.3)
+    held_out = set(drawn.held_out().tolist())
+    assert len(held_out) == 15
+    for device in range(40):
+        trained, kept = drawn.shard(device).tolist(), drawn.validation(device).tolist()
+        assert (len(set(trained)), len(set(kept))) == (14, 6)
+        assert held_out.issuperset(kept)
+        assert held_out.isdisjoint(trained)
+    assert drawn.sizes().tolist() == [14] * 40
+
+
+def test_a_device_that_draws_all_of_its_pool_has_all_of_both_parts() -> None:
+    """So nodes with data of their own do it on Flower."""
+    own = make("draw", some_labels(7), CLASSES, 3, 0, samples_per_device=7, validation=0.2)
+    assert sorted([*own.shard(2).tolist(), *own.validation(2).tolist()]) == list(range(7))
+    assert len(own.validation(2)) == 1
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"data.validation must be a share from 0 to below 1"):
+        make("iid", some_labels(50), CLASSES, 2, 0, validation=share)

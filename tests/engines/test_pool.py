@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.errors import EngineError
 from sizewise.runs import preparation, session
+from sizewise.runs.benefit import Validation
 from sizewise.runs.federation import Federation
 from sizewise.runs.folder import RunFolder
 
@@ -41,7 +44,7 @@ def noisy(classes, image):
 FEDERATED = {
     "rounds": 2,
     "model": {"name": "pool_models:noisy"},
-    "data": {"partition": "capped-dirichlet", "alpha": 1.0},
+    "data": {"partition": "capped-dirichlet", "alpha": 1.0, "validation": 0.2},
     "fleet": {"devices": 12, "per_round": 7, "budgets": ["1kB", "1MB", "2MB"]},
     "recipe": {"norm": "tracked", "eval_batch": 100},
 }
@@ -49,6 +52,7 @@ ALONE = {
     "rounds": 3,
     "model": {"name": "mlp", "args": {"hidden": [8]}},
     "method": {"name": "local"},
+    "data": {"validation": 0.1},
     "fleet": {"devices": 6, "per_round": 4},
 }
 
@@ -71,7 +75,7 @@ def pools() -> Iterator[dict[int, PoolEngine]]:
         pool.close()
 
 
-def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, object]:
+def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, Any]:
     setting = preparation.prepare(config)
     folder = RunFolder.create(path, config)
     partitions.save(setting.partition, folder.partition)
@@ -79,8 +83,9 @@ def run(config: Config, path: Path, pool: PoolEngine | None) -> dict[str, object
     if pool is not None:
         pool.open(config, setting.method, setting.dataset, str(folder.partition))
         engine = pool
+    federation = Federation(config, setting.method, setting.fleet, engine, folder)
     try:
-        return Federation(config, setting.method, setting.fleet, engine, folder).run()
+        return replace(federation, validation=Validation(setting.fleet, setting.partition)).run()
     finally:
         folder.release()
 
@@ -113,6 +118,7 @@ def test_the_number_of_workers_does_not_change_a_bit(
         result = run(config, tmp_path / str(count), pool)
         same = {k: v for k, v in result.items() if k not in ("seconds", "run_dir")}
         assert same.items() <= expected.items()
+        assert result["validation"]["devices"] > 3
         assert logs(tmp_path / str(count)) == logs(tmp_path / "1")
         others = RunFolder(tmp_path / str(count)).restore()[0].devices  # type: ignore[index]
         assert others.keys() == memories.keys()

@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sizewise import config as configs
-from sizewise.config import Config
+from sizewise.config import Config, StopConfig
+from sizewise.errors import ConfigError
 from sizewise.runs import catalogue, session
 from sizewise.runs.folder import RunFolder
 
@@ -74,6 +76,25 @@ def test_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
         k: v for k, v in expected.items() if k not in differing
     }
     assert facts(tmp_path / "there") == facts(tmp_path / "here")
+
+
+def test_validation_samples_stay_on_their_nodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nodes train on what devices train on in one process; the server measures no device."""
+    config = config_of("heterofl")
+    config = replace(config, data=replace(config.data, validation=0.2))
+    expected = in_process(config, tmp_path / "here")
+    assert expected["validation"]["devices"] == 4
+    assert not caplog.text
+    result = serve(grid_of(config), config, tmp_path / "there", poll=0)
+    assert result["state_sha256"] == expected["state_sha256"]
+    assert (result["validation"], result["best_round"]) == (None, None)
+    assert "validation samples do not leave their nodes: no accuracy by device" in caplog.text
+    stopping = replace(config, stop=StopConfig(patience=1))
+    with pytest.raises(ConfigError, match="validation samples do not leave their nodes; leave it"):
+        serve(grid_of(config), stopping, tmp_path / "stopping", poll=0)
+    assert not (tmp_path / "stopping").exists()
 
 
 def test_the_page_names_every_method() -> None:

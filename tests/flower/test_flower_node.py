@@ -113,13 +113,17 @@ def updates(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "updates.jsonl").read_text().splitlines()]
 
 
-def test_a_folder_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "samples"), [(0.0, (30, 25)), (0.2, (24, 20))])
+def test_a_folder_of_its_own(share: float, samples: tuple[int, int], tmp_path: Path) -> None:
+    """A node takes what it validates on from its own data, as it does from its share."""
+    config = config_of()
+    config = replace(config, data=replace(config.data, validation=share))
     write_images(tmp_path / "own", "train", [0, 1, 2, 3, 4] * 5)
     write_images(tmp_path / "own", "test", [0, 1])
     grid = FakeGrid([{"partition-id": 0}, {"partition-id": 1, "data": str(tmp_path / "own")}])
-    serve(grid, config_of(), tmp_path / "run", poll=0.01)
+    serve(grid, config, tmp_path / "run", poll=0.01)
     shared, own = updates(tmp_path / "run")
-    assert (shared["samples"], own["samples"]) == (30, 25)
+    assert (shared["samples"], own["samples"]) == samples
     assert own["refused"] is None
 
 

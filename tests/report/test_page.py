@@ -31,6 +31,7 @@ TABLES = {
         "partition": "capped-dirichlet",
         "min_samples": 5,
         "alpha": 0.5,
+        "validation": 0.2,
     },
     "fleet": {
         "devices": 8,
@@ -98,7 +99,15 @@ def test_the_page_refers_to_nothing_outside(report: Path) -> None:
 
 CHARTS = [
     *("accuracy-round", "accuracy-sent", "accuracy-flops", "accuracy-seconds"),
-    *("accuracy-device-seconds", "accuracy-by-size", "memory", "pieces", "participation", "labels"),
+    *(
+        "accuracy-device-seconds",
+        "accuracy-by-size",
+        "devices",
+        "memory",
+        "pieces",
+        "participation",
+        "labels",
+    ),
 ]
 
 
@@ -121,7 +130,11 @@ def test_every_chart_has_its_data(report: Path, runs: list[Run]) -> None:
     )
     asked = sum(int(row["trained"]) + int(row["refused"]) for row in tables["participation.csv"])
     assert asked == 2 * 3 * 6, "one seed of each method, three rounds, six devices"
-    assert sum(int(row["samples"]) for row in tables["labels.csv"]) == 300
+    assert sum(int(row["samples"]) for row in tables["labels.csv"]) == 240, "60 are to validate on"
+    served = [run.result["validation"]["devices"] for run in runs]
+    assert len(tables["devices.csv"]) == sum(served) == 32
+    scores = [float(row["accuracy"]) for row in tables["devices.csv"][:8]]
+    assert sum(scores) / 8 == pytest.approx(runs[0].result["validation"]["mean"])
     widths = {(r["group"], r["part"]): float(r["width"]) for r in tables["pieces.csv"]}
     assert widths["200kB", "block 1"] < widths["2MB", "block 1"] == 1
 

@@ -124,3 +124,31 @@ def test_csv_leaves_a_gap_for_a_seed_that_failed() -> None:
     head, line = text.splitlines()
     assert head.startswith("method,accuracy_mean,accuracy_sd,accuracy_seed_0,accuracy_seed_1,")
     assert line.startswith("m,0.7,,,0.7,")
+
+
+SERVED = {"score": 0.6, "devices": 20, "mean": 0.5, "worst_tenth": 0.1, "deviation": 0.2}
+
+
+def test_figures_of_devices_where_they_validate() -> None:
+    other = {**SERVED, "mean": 0.7, "worst_tenth": 0.2}
+    row = summarise("m", {0: result(0.5, validation=SERVED), 1: result(0.6, validation=other)})
+    assert (row.devices, row.worst_tenth) == (pytest.approx(0.6), pytest.approx(0.15))
+    few = summarise("own", {0: result(0.5, validation={**SERVED, "devices": 4})})
+    # STS-B has scores, which are neither right nor wrong.
+    scores = summarise("scores", {0: result(0.5, validation={"score": 0.6})})
+    text = markdown([row, few, scores])
+    assert "| devices % | worst 10 % of devices |" in text
+    assert "| 60.0 | 15.0 |" in text
+    assert "| 50.0 (4 devices) | 10.0 |" in text
+    assert "Devices: each with the model that it runs, on its own validation samples." in text
+    table = list(csv.DictReader(io.StringIO(comma_separated([row, few, scores], [0, 1]))))
+    assert [entry["served"] for entry in table] == ["20.0", "4.0", ""]
+
+
+@pytest.mark.parametrize("validation", [None, {}])
+def test_nothing_new_where_they_do_not(validation: object) -> None:
+    before, after = result(0.5), result(0.5, validation=validation)
+    rows = [summarise("m", {0: one}) for one in (before, after)]
+    assert rows[0] == rows[1]
+    assert "device" not in markdown(rows)
+    assert "served" not in comma_separated(rows, [0])

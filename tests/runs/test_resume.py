@@ -22,6 +22,7 @@ import torch
 from sizewise import config
 from sizewise.errors import CheckpointError
 from sizewise.exchange import checkpoint
+from sizewise.exchange.state import State
 from sizewise.runs import preparation, session
 from sizewise.runs.folder import RunFolder
 
@@ -30,7 +31,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 ADAM: dict[str, Any] = {
     "rounds": 30,
     "model": {"name": "cnn", "args": {"layers": [4, 8]}},
-    "data": {"partition": "shards"},
+    "data": {"partition": "shards", "validation": 0.2},
     "fleet": {"devices": 20, "per_round": 6, "budgets": ["10kB", "2MB", "3MB"]},
     "method": {"name": "fedadam"},
     "recipe": {"norm": "tracked", "schedule": "cosine", "eval_every": 2},
@@ -94,7 +95,11 @@ def facts(result: dict[str, Any], path: Path) -> dict[str, Any]:
         return [{k: v for k, v in line.items() if k != "seconds"} for line in parsed]
 
     state, totals = RunFolder(path).restore() or pytest.fail("no checkpoint")
+    best, _ = RunFolder(path).best() or (State({}), totals)
     return {
+        "best": [checkpoint.sha256(own) for own in (best.tensors, *best.devices.values())],
+        "files": sorted(p.name for p in path.rglob("*best*")),
+        "served": (path / "devices.json").read_text() if best.tensors else "",
         "result": {k: v for k, v in result.items() if k not in ("seconds", "run_dir")},
         "history": lines("history.jsonl"),
         "updates": lines("updates.jsonl"),
@@ -262,6 +267,9 @@ def test_memories_that_no_checkpoint_names_are_deleted(tmp_path: Path) -> None:
     assert facts(resume(tmp_path / "run"), tmp_path / "run") == expected
 
 
+EMPTY = checkpoint.sha256({})
+
+
 class Crash(BaseException):
     """Stands for the end of the process."""
 
@@ -291,9 +299,17 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
     return Writes(monkeypatch)
 
 
-@pytest.mark.parametrize("save_every", [1, 2])
+@pytest.mark.parametrize(
+    ("save_every", "more"),
+    [(1, {}), (2, {"stop": {"patience": 1}, "rounds": 9})],
+    ids=["each", "stopped"],
+)
 def test_a_crash_at_every_write(
-    save_every: int, writes: Writes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save_every: int,
+    more: dict[str, Any],
+    writes: Writes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tables = {
         **ALONE,
@@ -303,15 +319,22 @@ def test_a_crash_at_every_write(
         "recipe": {"server": "fedavgm"},
         "data": {"train_limit": 60, "test_limit": 20},
         "engine": {"save_every": save_every},
+        **more,
     }
+    if more:
+        tables["data"] = {"train_limit": 90, "test_limit": 20, "validation": 0.3}
+        tables["fleet"] = {"devices": 2, "per_round": 1}
     chosen = config.from_dict(tables)
     data = preparation.prepare(chosen).dataset
     monkeypatch.setattr(preparation.sources, "load", lambda *names, **options: data)
     with session.started(chosen, tmp_path / "whole") as federation:
+        # What is written before the first round is the same in all of these runs.
+        first = writes.count if more else 1
         expected = facts(federation.run(), tmp_path / "whole")
+    assert expected["rounds"] < chosen.rounds if more else expected["best"] == [EMPTY]
     total, tried = writes.count, 0
     assert total > 25
-    for crash_at in range(1, total + 1):
+    for crash_at in range(first, total + 1):
         run = tmp_path / str(crash_at)
         writes.count, writes.crash_at = 0, crash_at
         with pytest.raises(Crash), session.started(chosen, run) as federation:
@@ -321,7 +344,7 @@ def test_a_crash_at_every_write(
             assert facts(resume(run), run) == expected, f"crash at write {crash_at}"
             tried += 1
         shutil.rmtree(run)
-    assert tried == total - 1
+    assert tried == total - max(first - 1, 1)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])

@@ -112,3 +112,13 @@ def test_what_is_not_installed_or_not_known_is_one_sentence(
     answer = sizewise("run", "--track", "tensorbord", "--out", tmp_path / "other")
     assert_one_sentence(answer, "there is no tracker 'tensorbord'; did you mean 'tensorboard'?")
     assert not (tmp_path / "other").exists()
+
+
+def test_figures_of_devices_are_tracked(tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    tables = {**TABLES, "data": {**TABLES["data"], "validation": 0.2}}  # type: ignore[dict-item]
+    with session.started(configs.from_dict(tables), tmp_path / "run") as federation:
+        result = federation.run(lambda line, so_far: seen.append(trackers.figures(line, so_far)))
+    assert len(seen) == 2
+    for name in trackers.VALIDATION:
+        assert seen[-1][f"validation/{name}"] == result["validation"][name]

@@ -8,7 +8,7 @@ from seqeval.metrics import f1_score
 from sklearn.metrics import f1_score as binary_f1
 from sklearn.metrics import matthews_corrcoef
 
-from sizewise.steps.metrics import METRICS, count, entities, value
+from sizewise.steps.metrics import METRICS, count, entities, hits, value
 from sizewise.steps.step import IGNORED
 
 TAGS = ("O", "B-ADE", "I-ADE", "B-DRUG", "I-DRUG")
@@ -31,6 +31,7 @@ def test_exact_numbers() -> None:
 
 def test_what_is_not_defined_is_zero() -> None:
     assert value("f1", [5, 0, 0, 0]) == 0
+    assert value("pearson", [3, math.nan, 1, math.inf, 2, math.nan]) == 0
     assert value("matthews", [3, 0, 2, 0]) == 0  # One class only was guessed.
     assert value("pearson", count("pearson", torch.ones(4, 1), torch.arange(4.0), "s")) == 0
     assert value("entities", [0, 0, 0]) == 0
@@ -102,3 +103,15 @@ def test_sums_over_parts_are_sums_over_the_whole(metric: str) -> None:
     assert value(metric, added) == pytest.approx(
         value(metric, count(metric, outputs, truth, names))
     )
+
+
+def test_hits_of_each_sample() -> None:
+    truth = torch.tensor([0, 0, 1])
+    assert hits(logits(torch.tensor([0, 1, 1]), 2), truth).tolist() == [[1, 1], [0, 1], [1, 1]]
+    tags = torch.tensor([[0, 1, IGNORED], [2, 2, 2]])
+    guesses = logits(torch.tensor([[0, 2, 0], [2, 2, 1]]), 3)
+    assert hits(guesses, tags).tolist() == [[1, 2], [2, 3]]
+    # Two label sets of two places: sample 0 is of the first, sample 1 of the second.
+    outputs = torch.tensor([[[1.0, 0], [0, 1]], [[1, 0], [0, 1]]])
+    assert hits(outputs, torch.tensor([0, 3]), sets=2).tolist() == [[1, 1], [1, 1]]
+    assert hits(outputs, torch.tensor([1, 2]), sets=2).tolist() == [[0, 1], [0, 1]]

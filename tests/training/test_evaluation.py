@@ -74,3 +74,15 @@ def test_scoring_is_in_evaluation_mode_and_without_gradients(dataset: Dataset) -
     assert results[0] == results[1]
     assert torch.equal(model[2].running_mean, before)
     assert model[1].weight.grad is None
+
+
+def test_rows_of_the_training_set_by_hand() -> None:
+    images = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
+    images[0, 0, 0, 0] = images[1, 0, 0, 1] = images[3, 0, 0, 1] = 255
+    data = toy_data(images, torch.tensor([0, 1, 2, 2]))
+    rows = torch.tensor([3, 0, 1])
+    parts = score(Brightest(), data, 2, rows=rows)
+    assert [part.samples for part in parts] == [2, 1]
+    found = total(parts)
+    assert (found.counts, found.right, found.asked) == ((2, 3), (0, 1, 1), (1, 1, 1))
+    assert score(Brightest(), data, 2, [1], rows)[0] == parts[1]

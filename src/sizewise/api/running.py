@@ -1,7 +1,7 @@
 """One run from Python: `federate` starts it, `resume` goes on with it, `FinishedRun` has it all."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,6 @@ from sizewise.report import page, records, tables
 from sizewise.runs import cuts, deployment, resuming, session
 from sizewise.runs.cuts import Cuts
 from sizewise.runs.federation import Federation, Observer
-from sizewise.runs.folder import Totals
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,26 +62,33 @@ class FinishedRun:
         """
         return cuts.read(self.folder)
 
-    def model(self, size: str | None = None) -> nn.Module:
+    def model(self, size: str | None = None, best: bool = False) -> nn.Module:
         """Return the trained model of a deployed size, in evaluation mode.
 
         Args:
             size: One of `result["sizes"]`; default: the main one.
+            best: Of the round with the best validation score, not of the last one.
         """
         with self._known():
-            return deployment.trained(self.folder, size, self.dataset)
+            return deployment.trained(self.folder, size, self.dataset, best)
 
     def report(self, out: str | Path = "report.html") -> Path:
         """Write its report, one HTML file, and return where."""
         return page.write([self.folder], Path(out))
 
     def export(
-        self, out: str | Path, memory: str | int | None = None, size: str | None = None
+        self,
+        out: str | Path,
+        memory: str | int | None = None,
+        size: str | None = None,
+        best: bool = False,
     ) -> dict[str, Any]:
         """Write the model that fits so many bytes, or a named size; see `deployment.export`."""
         budget = None if memory is None else parse_bytes(memory)
         with self._known():
-            return deployment.export(self.folder, Path(out), budget, size, dataset=self.dataset)
+            return deployment.export(
+                self.folder, Path(out), budget, size, dataset=self.dataset, best=best
+            )
 
     def _known(self) -> AbstractContextManager[None]:
         return self.memory.known_as(resuming.read(self.folder).model.name)
@@ -116,7 +122,8 @@ def federate(
         rounds: How many.
         out: The run folder; default: a new one under `runs/`.
         observe: Called after each round with its line of the history and the totals.
-        callbacks: Further functions that are called like `observe`, in this order.
+        callbacks: Further functions that are called like `observe`, in this order. If one returns
+            True, the run ends with that round.
         **tables: Further keys of the config: `seed=1`, `fleet={"devices": 40}`,
             `recipe={"lr": 0.05}`, `engine={"workers": 2}`; and what goes beside the names of model,
             data and method: `data_options={"partition": "iid"}`.
@@ -171,11 +178,7 @@ def resume(
 
 
 def _finished(federation: Federation, memory: Memory, observers: Sequence[Observer]) -> FinishedRun:
-    def tell(line: Mapping[str, Any], totals: Totals) -> None:
-        for observer in observers:
-            observer(line, totals)
-
-    return FinishedRun(federation.folder.path, federation.run(tell), memory)
+    return FinishedRun(federation.folder.path, federation.run(*observers), memory)
 
 
 def _checked(*observers: Callable[..., Any]) -> Sequence[Observer]:

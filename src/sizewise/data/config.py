@@ -25,6 +25,8 @@ class DataConfig:
         classes_per_device: For `shards` and `deck`.
         min_samples: Smallest shard that `dirichlet` accepts.
         samples_per_device: For `draw`.
+        validation: The share of its samples that every device keeps to validate on, such as 0.2; it
+            never trains on them. 0: none.
         train_limit: Use only this many training samples.
         test_limit: Use only this many test samples.
         image_size: Resize images to this many pixels a side.
@@ -47,6 +49,7 @@ class DataConfig:
     classes_per_device: int | None = None
     min_samples: int | None = None
     samples_per_device: int | None = None
+    validation: float = 0.0
     train_limit: int | None = None
     test_limit: int | None = None
     image_size: int | None = None
@@ -62,4 +65,5 @@ class DataConfig:
     def options(self) -> dict[str, Any]:
         """Return the partition's options that were given."""
         names = ("alpha", "classes_per_device", "min_samples", "samples_per_device")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**given, "validation": self.validation}

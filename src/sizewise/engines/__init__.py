@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 # Only names of types: a Flower node that tells its budget should not have to import torch.
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from sizewise.config import Config
     from sizewise.data.dataset import Dataset
     from sizewise.exchange.plan import Plan, Refusal, Update
@@ -24,13 +26,22 @@ FACTS = ("samples", "steps", "loss", "peak_bytes", "seconds", "rows")
 
 
 class Engine(Protocol):
-    """What the federation needs of an engine."""
+    """What the federation needs of an engine.
+
+    Attributes:
+        validates: Whether it has the samples that devices validate on.
+    """
+
+    validates: bool
 
     def train(self, state: "State", plans: "Sequence[Plan]") -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
 
     def evaluate(self, state: "State") -> "Mapping[str, Score]":
         """Score every deployed model on the test set."""
+
+    def validate(self, state: "State", rows: "Mapping[str, Tensor]") -> "Mapping[str, Score]":
+        """Score deployed models, each on some training samples, given by their numbers."""
 
     def close(self) -> None:
         """Let go of processes and memory."""

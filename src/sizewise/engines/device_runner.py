@@ -125,24 +125,33 @@ class DeviceRunner:
             return refusal(plan, f"it cannot train on a single sample: {error}")
         return _judged(replace(update, seconds=time.perf_counter() - start))
 
-    def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
-        """Score one deployed model on some test batches, or on all of them."""
+    def evaluate(
+        self,
+        state: State,
+        size: str,
+        batches: Iterable[int] | None = None,
+        rows: Tensor | None = None,
+    ) -> list[Score]:
+        """Score one deployed model on some batches, or on all; of the test set, or of some rows."""
         recipe, data = self.method.task.recipe, self.dataset
         module = self.method.deploy(state)[size].fill()
         if recipe.norm == "sbn":
-            inputs = training_batches(data, recipe.eval_batch)
+            inputs = training_batches(data, recipe.eval_batch, self.partition.held_out())
             module = norms.recalibrate(copy.deepcopy(module), inputs)
         if recipe.eval_memory is not None:
             module = self.method.task.low_memory_inference(module)
-        return evaluation.score(module, data, recipe.eval_batch, batches)
+        return evaluation.score(module, data, recipe.eval_batch, batches, rows)
 
 
-def training_batches(data: Dataset, batch: int) -> Iterator[Tensor]:
-    """Yield the training data once, in batches of equal size, because each counts the same."""
-    transform = data.transform()
-    count = evaluation.batch_count(len(data.train_labels), batch)
-    for inputs in torch.tensor_split(data.train_inputs, count):
-        yield transform(inputs, None)
+def training_batches(data: Dataset, batch: int, held_out: Tensor) -> Iterator[Tensor]:
+    """Yield the training data once, in batches of equal size, because each counts the same.
+
+    The rows that are held out for validation are not among them.
+    """
+    transform, samples = data.transform(), len(data.train_labels)
+    trained = torch.ones(samples, dtype=torch.bool).index_fill(0, held_out, False).nonzero()[:, 0]
+    for rows in torch.tensor_split(trained, evaluation.batch_count(len(trained), batch)):
+        yield transform(data.train_inputs[rows], None)
 
 
 def refusal(plan: Plan, reason: str) -> Refusal:

@@ -1,8 +1,9 @@
 """The in-process engine: one device after the other, on one thread."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from sizewise.engines import Outcome
 from sizewise.engines.device_runner import DeviceRunner
@@ -14,6 +15,8 @@ from sizewise.training.evaluation import Score
 
 class LocalEngine:
     """Trains devices in this process."""
+
+    validates = True
 
     def __init__(self, runner: DeviceRunner) -> None:
         self.runner = runner
@@ -28,7 +31,14 @@ class LocalEngine:
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set."""
         sizes = self.runner.method.deploy(state)
-        return {size: evaluation.total(self.runner.evaluate(state, size, None)) for size in sizes}
+        return {size: evaluation.total(self.runner.evaluate(state, size)) for size in sizes}
+
+    def validate(self, state: State, rows: Mapping[str, Tensor]) -> dict[str, Score]:
+        """Score deployed models, each on some training samples, given by their numbers."""
+        return {
+            size: evaluation.total(self.runner.evaluate(state, size, rows=own))
+            for size, own in rows.items()
+        }
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -107,6 +107,8 @@ class PoolEngine:
     The constructor only starts the processes, so that they can import while the caller loads the
     data; `open` hands over the run.
     """
+
+    validates = True
 
     def __init__(self, workers: int) -> None:
         self._state, self._data = SharedTensors(), SharedTensors()
@@ -214,16 +216,24 @@ class PoolEngine:
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set, its batches shared among the workers."""
+        return self._evaluate(state, dict.fromkeys(self._method.deploy(state)))
+
+    def validate(self, state: State, rows: Mapping[str, Tensor]) -> dict[str, Score]:
+        """Score deployed models, each on some training samples, given by their numbers."""
+        return self._evaluate(state, rows)
+
+    def _evaluate(self, state: State, rows: Mapping[str, Tensor | None]) -> dict[str, Score]:
+        """Score models on some rows each, or on the test set, batches shared among the workers."""
         self._publish(state)
-        count = evaluation.batch_count(self._samples, self._method.task.recipe.eval_batch)
-        shares = [
-            range(count * i // len(self._workers), count * (i + 1) // len(self._workers))
-            for i in range(len(self._workers))
-        ]
         sizes = {}
-        for size in self._method.deploy(state):
-            for worker, share in zip(self._workers, shares, strict=True):
-                worker.send({"evaluate": {"size": size, "batches": list(share)}})
+        for size, own in rows.items():
+            samples = self._samples if own is None else len(own)
+            count = evaluation.batch_count(samples, self._method.task.recipe.eval_batch)
+            for number, worker in enumerate(self._workers):
+                first, last = (count * i // len(self._workers) for i in (number, number + 1))
+                chosen = {"size": size, "batches": list(range(first, last))}
+                given = {} if own is None else {"rows": own}
+                worker.send({"evaluate": {**chosen, "layout": worker.inbox.write(given)}})
             replies = [worker.receive()["scores"] for worker in self._workers]
             sizes[size] = evaluation.total([Score(**s) for reply in replies for s in reply])
         return sizes

@@ -97,8 +97,9 @@ class Worker:
         return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
-        size, batches = content["size"], content["batches"]
-        return {"scores": plain(self._runner.evaluate(self._state, size, batches))}
+        rows = self._inbox.read(content["layout"]).get("rows")
+        scores = self._runner.evaluate(self._state, content["size"], content["batches"], rows)
+        return {"scores": plain(scores)}
 
 
 def serve(worker: Worker, connection: Connection) -> None:

@@ -84,13 +84,37 @@ def newest(folder: Path) -> Path | None:
 def rounds_done(folder: Path) -> int:
     """Return how many rounds of a run are durable."""
     found = newest(folder)
-    return 0 if found is None else int(found.stem.removeprefix("round-"))
+    return 0 if found is None else _number(found)
+
+
+def best_of(folder: Path, rounds: int) -> Path:
+    """Return where what was best after so many rounds lives."""
+    return folder / f"best-{rounds:06d}.safetensors"
 
 
 def prune(folder: Path) -> None:
-    """Delete all but the newest checkpoints."""
-    for path in sorted(folder.glob("round-*.safetensors"))[:-KEPT]:
+    """Delete all but the newest checkpoints, and of what was best all that they do not speak of."""
+    rounds = sorted(folder.glob("round-*.safetensors"))
+    for path in rounds[:-KEPT]:
         path.unlink()
+    best = sorted(folder.glob("best-*.safetensors"))
+    # A checkpoint speaks of the best round up to its own.
+    kept = {
+        max((b for b in best if _number(b) <= _number(r)), default=None) for r in rounds[-KEPT:]
+    }
+    for path in set(best) - kept:
+        path.unlink()
+
+
+def forget_later(folder: Path, rounds: int) -> None:
+    """Delete what was best after more rounds than are durable: they are done again."""
+    for path in folder.glob("best-*.safetensors"):
+        if _number(path) > rounds:
+            path.unlink()
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 class DeviceFiles(Mapping[int, Mapping[str, Tensor]]):

@@ -221,6 +221,10 @@ class Method:
         """Return the submodels that people run, smallest first."""
         return (self.main,)
 
+    def size_of(self, plan: Plan) -> Submodel:
+        """Return which of the sizes a device runs that trains this plan: what it trains."""
+        return plan.submodel
+
     def deploy(self, state: State) -> Mapping[str, Deployed]:
         """Return the models that people run, by what they are called."""
         filled = self.submodels.filled

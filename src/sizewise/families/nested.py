@@ -155,3 +155,8 @@ class NestedWidths(Widthwise):
         """Return the plan for the largest width of a device, whatever it draws."""
         largest = Widthwise.width(self, device, round_index)
         return self.offer(device, round_index, self.trainee(largest))
+
+    def size_of(self, plan: Plan) -> NestedWidth:
+        """Return the width that a device trains, without those inside it."""
+        trained: Any = plan.submodel
+        return NestedWidth(trained.width)

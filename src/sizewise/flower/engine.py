@@ -8,12 +8,13 @@ What devices remember stays with them; the server keeps its hash, to know which 
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from sizewise.common.structure import plain
 from sizewise.config import Config
@@ -52,6 +53,8 @@ SPARE = "enough other devices had answered"
 
 class FlowerEngine:
     """Trains devices on the nodes of a Flower federation; its journal says what became of them."""
+
+    validates = False
 
     def __init__(self, grid: Grid, poll: float = 0.5) -> None:
         self.journal = Journal()
@@ -219,6 +222,10 @@ class FlowerEngine:
         if not scores:
             raise EngineError("no node scored its own model; see nodes.jsonl, then start it again")
         return {size: scores[size] for size in owners if size in scores}
+
+    def validate(self, state: State, rows: Mapping[str, Tensor]) -> dict[str, Score]:
+        """Raise: what devices validate on does not leave them."""
+        raise NotImplementedError
 
     def _score(self, reply: Message) -> Score:
         if reply.has_error():

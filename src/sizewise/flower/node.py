@@ -97,7 +97,7 @@ class Node:
             raise DataError("it no longer has the model that it trained")
         devices = {order["device"]: memory}
         state = State(_tensors(message), metadata=order["metadata"], devices=devices)
-        score = evaluation.total(self._runner(order, context).evaluate(state, order["size"], None))
+        score = evaluation.total(self._runner(order, context).evaluate(state, order["size"]))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
     def _check(self, plan: dict[str, Any], context: Context) -> None:

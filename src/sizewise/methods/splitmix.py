@@ -241,6 +241,13 @@ class SplitMix(Method):
         counts = [2**power for power in range(deck.bit_length()) if 2**power < deck]
         return [first_bases(count, atom) for count in (*counts, deck)]
 
+    def size_of(self, plan: Plan) -> Submodel:
+        """Return the largest ensemble that is no larger than what a device trains."""
+        trained: Any = plan.submodel
+        count, deck = len(trained.numbers), deck_of(trained.width)
+        fitting = count if count == deck else 2 ** (count.bit_length() - 1)
+        return first_bases(fitting, trained.width)
+
 
 @torch.no_grad()
 def draw_as_if_wide(network: nn.Module, width: float) -> None:

@@ -24,9 +24,9 @@ def chart(runs: Sequence[Run]) -> Chart | None:
     total = run.partition["samples"]
     note = "Area of a dot: samples of a class (row) on a device (column). "
     if total["min"] == total["max"]:
-        note += f"Every device holds {total['min']:,} samples."
+        note += f"Every device trains on {total['min']:,} samples."
     else:
-        note += f"Devices hold {total['min']:,} to {total['max']:,} samples, "
+        note += f"Devices train on {total['min']:,} to {total['max']:,} samples, "
         note += f"{total['mean']:,.0f} on average."
     if len({one.seed for one in runs}) > 1:
         note += f" Seed {run.seed}; all methods of a seed share the split."

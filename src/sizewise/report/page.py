@@ -8,7 +8,17 @@ from pathlib import Path
 from sizewise.common.structure import format_bytes, format_flops
 from sizewise.data.catalog import own_name
 from sizewise.errors import ConfigError
-from sizewise.report import attendance, budgets, curves, label_grid, pieces, records, sizes, summary
+from sizewise.report import (
+    attendance,
+    benefit,
+    budgets,
+    curves,
+    label_grid,
+    pieces,
+    records,
+    sizes,
+    summary,
+)
 from sizewise.report.chart import NARROW, WIDE, Chart, series
 from sizewise.report.drawing import DARK, PALETTE
 from sizewise.report.records import COSTS, Run, by_row
@@ -36,6 +46,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     found = [
         *curves.charts(runs),
         sizes.chart(runs),
+        benefit.chart(runs),
         budgets.chart(runs),
         pieces.chart(runs),
         attendance.chart(runs),

@@ -51,6 +51,7 @@ class Run:
         environment: Versions and machine.
         result: What `--json` printed; empty while the run is not done.
         cuts: How much of the model shrinks with the width; None if the method cuts nothing.
+        served: What each device gets, where devices validate; see `runs.benefit`.
     """
 
     row: str
@@ -64,6 +65,7 @@ class Run:
     environment: dict[str, str]
     result: dict[str, Any]
     cuts: Cuts | None = None
+    served: Sequence[dict[str, Any]] = ()
 
     @property
     def metric(self) -> str:
@@ -103,6 +105,7 @@ class Run:
             "steps": sum(line["steps"] for line in merged),
             "peak_bytes": peaks,
             "refused": [{"times": refused}] if refused else [],
+            "validation": self.validation,
             **sums,
         }
 
@@ -114,8 +117,16 @@ class Run:
     @property
     def sizes(self) -> dict[str, float]:
         """The accuracy of each deployed size at the last evaluation."""
-        scored = [line["sizes"] for line in self.history if "sizes" in line]
-        return dict(scored[-1]) if scored else {}
+        return self._last("sizes")
+
+    @property
+    def validation(self) -> dict[str, Any]:
+        """What devices got at the last evaluation; empty if they have no samples for that."""
+        return self._last("validation")
+
+    def _last(self, key: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = [line[key] for line in self.history if key in line]
+        return found[-1] if found else {}
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -182,6 +193,7 @@ def _read_run(path: Path, row: str | None) -> Run:
         _json(path / "environment.json", {}),
         _json(path / "result.json", {}),
         cuts.read(path),
+        _json(path / "devices.json", []),
     )
 
 

@@ -27,6 +27,10 @@ class Row:
         worst: Lowest accuracy; likewise.
         worst_size: Which size that is.
         average: Mean accuracy of the deployed sizes; None where there is one only.
+        devices: Mean accuracy of the devices, each with its model on its own samples; None where
+            they have no samples for that.
+        worst_tenth: That of the worst tenth of them.
+        served: How many devices these are.
         steps: Optimiser steps of all devices.
         sent: Bytes, both ways.
         flops: Spent on devices.
@@ -45,6 +49,9 @@ class Row:
     worst: float | None = None
     worst_size: str = ""
     average: float | None = None
+    devices: float | None = None
+    worst_tenth: float | None = None
+    served: float | None = None
     steps: float = 0.0
     sent: float = 0.0
     flops: float = 0.0
@@ -81,6 +88,9 @@ def summarise(name: str, by_seed: Mapping[int, Result], note: str = "") -> Row:
         worst=fmean(rank["worst"]["accuracy"] for rank in ranks) if several else None,
         worst_size=_names(rank["worst"]["size"] for rank in ranks) if several else "",
         average=fmean(rank["mean"] for rank in ranks) if several else None,
+        devices=_of_devices(results, "mean"),
+        worst_tenth=_of_devices(results, "worst_tenth"),
+        served=_of_devices(results, "devices"),
         steps=fmean(result["steps"] for result in results),
         sent=fmean(result["bytes_up"] + result["bytes_down"] for result in results),
         flops=fmean(result["flops"] for result in results),
@@ -89,6 +99,13 @@ def summarise(name: str, by_seed: Mapping[int, Result], note: str = "") -> Row:
         seconds=fmean(result["seconds"] for result in results),
         note=note,
     )
+
+
+def _of_devices(results: Sequence[Result], figure: str) -> float | None:
+    """Return a figure over devices, in the mean over the seeds; None where it was not measured."""
+    measured = (result.get("validation") or {} for result in results)
+    found = [figures[figure] for figures in measured if figure in figures]
+    return fmean(found) if len(found) == len(results) else None
 
 
 def _names(names: Iterable[str]) -> str:
@@ -118,6 +135,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("main size %" if sized else "accuracy %", _accuracy, cost=False),
         Column("by seed", _by_seed, cost=False),
         *(_SIZED if sized else ()),
+        *_served(rows),
         Column("refused", lambda row: f"{row.refused:,.0f}") if refusing else None,
         Column("steps", lambda row: f"{row.steps:,.0f}"),
         Column("sent MB", lambda row: f"{row.sent / 1e6:,.1f}"),
@@ -152,12 +170,30 @@ _SIZED = (
 )
 
 
+def _served(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns about devices, if they validate."""
+    most = max((row.served or 0 for row in rows), default=0)
+    if not most:
+        return []
+
+    def mean(row: Row) -> str:
+        # Of methods that give each device its own model, some may have none yet.
+        few = row.served is not None and row.served < most
+        return _size(row.devices, f"{row.served:,.0f} devices" if few else "")
+
+    worst = Column("worst 10 % of devices", lambda row: _size(row.worst_tenth), cost=False)
+    return [Column("devices %", mean, cost=False), worst]
+
+
 def meaning(rows: Sequence[Row]) -> str:
-    """Return which sizes the accuracies are of, in one sentence; "" where there is no choice."""
-    if not any(row.best is not None for row in rows):
-        return ""
-    mains = ", ".join(f"{row.name}: {row.main}" for row in rows if row.accuracy)
-    return f"Main sizes, the models that a method is about: {mains}."
+    """Return which sizes the accuracies are of, and which samples; "" where there is no choice."""
+    words = []
+    if any(row.best is not None for row in rows):
+        mains = ", ".join(f"{row.name}: {row.main}" for row in rows if row.accuracy)
+        words.append(f"Main sizes, the models that a method is about: {mains}.")
+    if any(row.devices is not None for row in rows):
+        words.append("Devices: each with the model that it runs, on its own validation samples.")
+    return " ".join(words)
 
 
 def cells(row: Row, chosen: Sequence[Column]) -> list[str]:
@@ -217,7 +253,10 @@ def _escape(text: str) -> str:
 def figures(rows: Sequence[Row], seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Return each row as plain numbers, with one entry for each seed's accuracy."""
     sizes = ("main", "best", "best_size", "worst", "worst_size", "average")
-    costs = (*sizes, "steps", "sent", "flops", "peak", "refused", "seconds", "note")
+    served = (
+        ("devices", "worst_tenth", "served") if any(row.devices is not None for row in rows) else ()
+    )
+    costs = (*sizes, *served, "steps", "sent", "flops", "peak", "refused", "seconds", "note")
     found = []
     for row in rows:
         scores = dict(zip(row.seeds, row.accuracy, strict=True))

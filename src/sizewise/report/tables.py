@@ -23,12 +23,15 @@ def announce(federation: Federation) -> None:
     """Say on stderr what is about to happen, and what the method lets out of a device."""
     config, method = federation.config, federation.method
     disclosed = ", ".join(sorted(method.discloses)) or "nothing"
+    share = config.data.validation
+    kept = f"they keep {share:.0%} of their samples to validate on; " if share else ""
     cuts = read(federation.folder.path)
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
         f"{config.method.name} on {config.data.name} ({config.data.partition}), "
         f"{config.model.name}, {federation.fleet.total:,} devices, {config.fleet.per_round} a "
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
+        f"{kept}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
@@ -49,12 +52,17 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     table.add_column("budget", justify="right")
     table.add_column("metered peak", justify="right")
     table.add_column("share of budget", justify="right")
+    validation = result["validation"] or {}
+    classes = validation.get("classes", {})
+    for name in ("devices", "accuracy %", "worst 10 %") if classes else ():
+        table.add_column(name, justify="right")
     refused = {refusal["group"] for refusal in result["refused"]}
     for group, budget in result["budget_bytes"].items():
         peak = result["peak_bytes"][group]
         idle = "refused" if group in refused else "not sampled"
         share = f"{peak / budget:.0%}" if peak and budget else ""
-        table.add_row(group, _bytes(budget, "unlimited"), _bytes(peak, idle), share)
+        served = _served(classes[group]) if group in classes else ()
+        table.add_row(group, _bytes(budget, "unlimited"), _bytes(peak, idle), share, *served)
     console.print(table)
     sizes = list(result["sizes"].items())
     if len(sizes) > 1:
@@ -71,10 +79,36 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     which = f" ({result['main'] or 'mean over sizes'})" if len(sizes) > 1 else ""
     score = f"{accuracy:.1%}{which}" if accuracy is not None else "unknown"
     console.print(f"{title}  {score}")
+    if validation:
+        _show_validation(validation, result["best_round"], console)
+    if result["stopped"]:
+        said = f"stopped   after round {result['rounds']}: {result['stopped']}"
+        console.print(said, soft_wrap=True)
     up, down = format_bytes(result["bytes_up"]), format_bytes(result["bytes_down"])
     console.print(f"sent      {up} up, {down} down, {format_flops(result['flops'])} on devices")
     console.print(f"time      {result['seconds']:.1f} s for {result['rounds']} rounds")
     console.print(f"folder    {result['run_dir']}", soft_wrap=True)
+
+
+def _served(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{figures['devices']:,}",
+        f"{100 * figures['mean']:.1f} ± {100 * figures['deviation']:.1f}",
+        f"{100 * figures['worst_tenth']:.1f}",
+    )
+
+
+def _show_validation(
+    validation: Mapping[str, Any], best: Mapping[str, Any], console: Console
+) -> None:
+    """Print what devices get on samples of their own, and when that was best."""
+    if "mean" in validation:
+        count, mean, worst = _served(validation)
+        console.print(f"devices   {mean} % over {count} devices, {worst} % over their worst tenth")
+    console.print(
+        f"validated {validation['score']:.1%}; best {best['score']:.1%} in round {best['round']}, "
+        f"when the test set gave {best['accuracy']:.1%}"
+    )
 
 
 def show_plan(
@@ -111,7 +145,8 @@ def show_plan(
 def show_export(facts: Mapping[str, Any]) -> None:
     """Print what was exported."""
     console = Console(highlight=False, markup=False)
-    console.print(f"size      {facts['size']}, {facts['parameters']:,} parameters")
+    what = f"{facts['parameters']:,} parameters, after round {facts['round']}"
+    console.print(f"size      {facts['size']}, {what}")
     console.print(f"{facts['metric']:<9} {facts['accuracy']:.1%}, measured on what was written")
     samples = "one sample" if facts["batch"] == 1 else f"a batch of {facts['batch']}"
     console.print(f"memory    {format_bytes(facts['peak_bytes'])} at the peak for {samples}")

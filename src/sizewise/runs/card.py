@@ -35,7 +35,7 @@ besides them is not in it.
 
 ## How it was trained
 
-By federated learning: {task["devices"]:,} devices, {task["rounds"]} rounds, {data["samples"]:,}
+By federated learning: {task["devices"]:,} devices, {facts["round"]} rounds, {data["samples"]:,}
 samples of {data["name"]} divided by `{data["partition"]}`. Devices disclosed to the server:
 {", ".join(facts["discloses"]) or "nothing"}. The run folder, `{facts["run_dir"]}`, has the config
 that repeats it.

@@ -10,18 +10,15 @@ fixed statistics from the training data: a device that runs one sample at a time
 
 import copy
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sizewise import methods
@@ -39,46 +36,14 @@ from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
 from sizewise.models import at_hand
 from sizewise.models.memory import Given, understood
-from sizewise.runs import card, preparation, provenance, resuming
+from sizewise.runs import card, formats, preparation, provenance, resuming
 from sizewise.runs.folder import RunFolder, Totals
+from sizewise.runs.formats import FORMATS, Exported
 from sizewise.runs.preparation import Setting
 from sizewise.runs.ranking import ranking
 from sizewise.surgery import norms
 from sizewise.training import evaluation
-from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
-
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
-"""Formats and the endings of their files."""
-
-TOLERANCE = 1e-4
-"""How far logits of an ONNX model may be from torch's."""
-
-COMPARED = 8
-"""Batches of noise on which a file is compared with the model that it was made from."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A model that is ready to leave its run.
-
-    Attributes:
-        size: Its name among the sizes of the method.
-        module: The model, in evaluation mode.
-        accuracy: On the test set, as it is exported; or what the metric of the data says.
-        peak: Bytes of inference at their peak, predicted, for a batch of `batch`.
-        batch: Samples at a time.
-        metadata: What the run's state says of its sizes.
-        owner: The device whose memory it was made from, if that is one.
-    """
-
-    size: str
-    module: nn.Module
-    accuracy: float
-    peak: int
-    batch: int
-    metadata: Mapping[str, Any]
-    owner: int | None
 
 
 @one_thread()  # As in the run, so that what is measured is the same.
@@ -89,6 +54,7 @@ def export(
     size: str | None = None,
     batch: int = 1,
     dataset: Dataset | None = None,
+    best: bool = False,
 ) -> dict[str, Any]:
     """Write the model of a run for a device; return what was written.
 
@@ -99,22 +65,20 @@ def export(
         size: Or the name of a deployed size.
         batch: Samples that a device runs at a time.
         dataset: The data the run was started with, if that was given in memory.
+        best: Of the round with the best validation score, not of the last one.
     """
-    writers: dict[str, Callable[[Exported, Task, Path], float | None]] = {
-        ".safetensors": _write_safetensors,
-        ".onnx": _write_onnx,
-        ".pt2": _write_program,
-    }
     if (memory is None) == (size is None):
         raise ConfigError("give either --memory, the bytes of inference, or --size, a model's name")
-    if out.suffix not in writers:
-        raise ConfigError(f"--out must end in {', '.join(writers)}, not {out.suffix or str(out)!r}")
+    if out.suffix not in FORMATS.values():
+        endings = ", ".join(FORMATS.values())
+        raise ConfigError(f"--out must end in {endings}, not {out.suffix or str(out)!r}")
     setting = _prepared(path, dataset)
-    chosen = _choose(setting, path, memory, size, batch)
+    chosen = _choose(setting, path, memory, size, batch, best)
     out.parent.mkdir(parents=True, exist_ok=True)
-    difference = writers[out.suffix](chosen, setting.method.task, out)
+    difference = formats.write(chosen, setting.method.task, out)
     facts = {
         "size": chosen.size,
+        "round": chosen.round,
         "accuracy": chosen.accuracy,
         "metric": setting.method.task.metric,
         "peak_bytes": chosen.peak,
@@ -135,16 +99,19 @@ def export(
 
 
 @one_thread()
-def trained(path: Path, size: str | None = None, dataset: Dataset | None = None) -> nn.Module:
+def trained(
+    path: Path, size: str | None = None, dataset: Dataset | None = None, best: bool = False
+) -> nn.Module:
     """Return a model of a run as `export` would write it, ready to run; nothing is written.
 
     Args:
         path: The run folder.
         size: The name of a deployed size; default: the main one.
         dataset: The data the run was started with, if that was given in memory.
+        best: Of the round with the best validation score, not of the last one.
     """
     setting = _prepared(path, dataset)
-    _, totals, models = _trained(setting, path)
+    _, totals, models = _trained(setting, path, best)
     chosen = size or ranking(totals.accuracy, totals.sizes)["main"]
     if chosen is None or (size is None and chosen not in models):
         raise ConfigError(
@@ -184,9 +151,16 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     return setting
 
 
-def _trained(setting: Setting, path: Path) -> tuple[State, Totals, Mapping[str, Deployed]]:
-    """Return what a run has come to, and the models that its method makes of it."""
-    found = RunFolder(path).newest()
+def _trained(
+    setting: Setting, path: Path, best: bool
+) -> tuple[State, Totals, Mapping[str, Deployed]]:
+    """Return what a run has come to, or its best round, and the models made of it."""
+    found = RunFolder(path).best() if best else RunFolder(path).newest()
+    if found is None and best:
+        raise CheckpointError(
+            f"{str(path)!r} has no best round, as no device validates; export without --best, or "
+            f"train with data.validation"
+        )
     if found is None:
         raise CheckpointError(f"no round of {str(path)!r} is done yet; there is no model to export")
     state, totals = found
@@ -202,11 +176,11 @@ def _of_size(models: Mapping[str, Deployed], size: str) -> Deployed:
 
 
 def _choose(
-    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int
+    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int, best: bool
 ) -> Exported:
-    state, totals, models = _trained(setting, path)
+    state, totals, models = _trained(setting, path, best)
     if size is not None:
-        return _exported(setting, state, size, _of_size(models, size), batch)
+        return _exported(setting, (state, totals), size, _of_size(models, size), batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
@@ -214,7 +188,7 @@ def _choose(
         module = _frozen(setting, models[name].fill(), calibrate=False)
         peaks[name] = _peak(module, setting.method.task, batch)
         if memory is not None and peaks[name] <= memory:
-            return _exported(setting, state, name, models[name], batch)
+            return _exported(setting, (state, totals), name, models[name], batch)
     least = min(peaks, key=lambda name: peaks[name])
     raise ConfigError(
         f"no model of the run fits {format_bytes(memory or 0)}: {least!r} needs {peaks[least]:,} "
@@ -222,7 +196,9 @@ def _choose(
     )
 
 
-def _exported(setting: Setting, state: State, size: str, model: Deployed, batch: int) -> Exported:
+def _exported(
+    setting: Setting, found: tuple[State, Totals], size: str, model: Deployed, batch: int
+) -> Exported:
     module = _frozen(setting, model.fill(), calibrate=True)
     data, recipe = setting.dataset, setting.config.recipe
     scores = evaluation.score(module, data, recipe.eval_batch)
@@ -233,8 +209,9 @@ def _exported(setting: Setting, state: State, size: str, model: Deployed, batch:
         fmean(evaluation.total(scores).values(data.metric, data.sets)),
         _peak(module, setting.method.task, batch),
         batch,
-        state.metadata,
+        found[0].metadata,
         model.owner,
+        found[1].rounds,
     )
 
 
@@ -242,7 +219,8 @@ def _frozen(setting: Setting, module: nn.Module, calibrate: bool) -> nn.Module:
     """Return a copy that gives each sample its own result, whatever batch it comes in."""
     module = copy.deepcopy(module).eval()
     if norms.uses_batch_statistics(module):
-        batches = training_batches(setting.dataset, setting.config.recipe.eval_batch)
+        held_out = setting.partition.held_out()
+        batches = training_batches(setting.dataset, setting.config.recipe.eval_batch, held_out)
         module = norms.recalibrate(module, batches if calibrate else ())
     return module.requires_grad_(False)
 
@@ -251,58 +229,7 @@ def _peak(module: nn.Module, task: Task, batch: int) -> int:
     return predict(module, task.inputs(batch), training=False).peak
 
 
-# ---- the formats
-
-
-def _write_safetensors(chosen: Exported, task: Task, out: Path) -> None:
-    own = {
-        name: tensor.detach().contiguous() for name, tensor in own_tensors(chosen.module).items()
-    }
-    save_file(own, out, metadata={"size": chosen.size})
-
-
-def _write_program(chosen: Exported, task: Task, out: Path) -> float:
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    several = task.drawn(max(2, chosen.batch))
-    with _quiet():
-        program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
-        torch.export.save(program, out)
-    return _largest_difference(chosen, program.module(), task)
-
-
-def _write_onnx(chosen: Exported, task: Task, out: Path) -> float:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  (what torch exports with)
-    except ImportError as error:
-        raise ConfigError(
-            f"ONNX needs {error.name}; install it with: pip install 'sizewise[onnx]'"
-        ) from None
-    with _quiet():
-        torch.onnx.export(
-            chosen.module,
-            (task.drawn(chosen.batch),),
-            out,
-            input_names=["inputs"],
-            output_names=["logits"],
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    running = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-
-    def run(inputs: Tensor) -> Tensor:
-        (logits,) = running.run(None, {"inputs": inputs.numpy()})
-        return torch.from_numpy(logits)
-
-    difference = _largest_difference(chosen, run, task)
-    if not difference <= TOLERANCE:
-        out.unlink()
-        raise ConfigError(
-            f"the ONNX model's logits differ from torch's by {difference:.3g}, more than "
-            f"{TOLERANCE:g}; export it as safetensors or .pt2 instead"
-        )
-    return difference
+# ---- beside it
 
 
 def _write_tokenizer(setting: Setting, out: Path) -> str | None:
@@ -316,29 +243,6 @@ def _write_tokenizer(setting: Setting, out: Path) -> str | None:
     path = out.with_suffix(".tokenizer.json")
     checkpoint.write_bytes(path, of_length(stored, setting.dataset.shape[0]).encode())
     return str(path)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's own warnings, about itself and packages that nobody asked for, to itself."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-@torch.no_grad()
-def _largest_difference(chosen: Exported, other: Callable[[Tensor], Tensor], task: Task) -> float:
-    """Return how far two models are from each other on some random inputs."""
-    differences = (
-        (chosen.module(inputs) - other(inputs)).abs().max()
-        for inputs in torch.split(task.drawn(COMPARED * chosen.batch), chosen.batch)
-    )
-    return float(max(differences))
 
 
 # ---- the way back

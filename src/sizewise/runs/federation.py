@@ -23,13 +23,21 @@ from sizewise.families.base import Method
 from sizewise.fleet import clock
 from sizewise.fleet.clock import Clock
 from sizewise.fleet.devices import Fleet
-from sizewise.runs.folder import RunFolder, Totals
+from sizewise.runs.benefit import Benefit, Validation
+from sizewise.runs.folder import Best, RunFolder, Totals
 from sizewise.runs.ranking import ranking
 from sizewise.training.evaluation import Score
 from sizewise.training.loop import workload
 
-Observer = Callable[[Mapping[str, Any], Totals], None]
-"""Called after each round with its line of the history and the totals."""
+Observer = Callable[[Mapping[str, Any], Totals], object]
+"""A callback: called after each round with its line of the history and the totals.
+
+If it returns True, the run ends with that round. What it raises ends the run, too, and comes out of
+`Federation.run`; the run folder can be resumed.
+"""
+
+ASKED = "a callback asked for it"
+"""Why a run ended before its last round."""
 
 
 @dataclass
@@ -51,18 +59,26 @@ class Federation:
     folder: RunFolder
     begin: Callable[[], State] | None = None
     """Gives the state of the first round; default: the method's `setup`."""
+    validation: Validation | None = None
+    """What devices validate on, if they do."""
 
-    def run(self, observe: Observer = lambda line, totals: None) -> dict[str, Any]:
+    def run(self, *observers: Observer) -> dict[str, Any]:
         """Train from the newest durable round to the last, and return the result.
+
+        It ends earlier when an observer asks for it, or when `stop.patience` is at its end.
 
         Raises:
             NothingMerged: All rounds are done, and no update of them could be merged.
         """
         state, totals = self.folder.restore() or ((self.begin or self.method.setup)(), Totals())
-        for round_index in range(totals.rounds, self.config.rounds):
-            state, totals, line = self.round(state, totals, round_index)
-            observe(line, totals)
-        result = self.result(state, totals)
+        stopped = self.out_of_patience(totals)
+        while stopped is None and totals.rounds < self.config.rounds:
+            state, totals, line = self.round(state, totals, totals.rounds)
+            asked = [observe(line, totals) is True for observe in observers]
+            stopped = self.out_of_patience(totals) or (ASKED if any(asked) else None)
+        if not self.due(totals.rounds - 1, self.config.engine.save_every):
+            self.folder.save(state, totals)
+        result = self.result(state, totals, stopped)
         self.folder.finish(state, result)
         if result["error"] is not None:
             raise NothingMerged(result["error"])
@@ -72,7 +88,7 @@ class Federation:
         self, state: State, totals: Totals, round_index: int
     ) -> tuple[State, Totals, dict[str, Any]]:
         """Do one round, and make it durable if that is due."""
-        start, log = time.perf_counter(), RoundLog()
+        start, log, benefit = time.perf_counter(), RoundLog(), None
         plans = list(self.plans(state, round_index, log))
         state = self.method.merge(state, self.updates(state, plans, log))
         state = self.folder.remembering(state, log.remembered)
@@ -88,10 +104,20 @@ class Federation:
             # JSON can hold finite numbers only.
             losses = {n: s.loss if math.isfinite(s.loss) else None for n, s in scores.items()}
             line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
+            if self.validation is not None:
+                benefit = self.validation.measured(self.method, self.engine, state, round_index)
+            if benefit is not None:
+                totals = judged(totals, benefit, round_index + 1, self.config.stop.min_delta)
+                line["validation"] = totals.validation
         seconds = time.perf_counter() - start
         totals = replace(totals, rounds=round_index + 1, seconds=totals.seconds + seconds)
         line["seconds"] = seconds
         self.folder.log(log.lines, line)
+        if benefit is not None:
+            self.folder.describe(benefit)
+            if totals.since == 0:
+                owners = (model.owner for model in self.method.deploy(state).values())
+                self.folder.keep(state, totals, {own for own in owners if own is not None})
         if self.due(round_index, self.config.engine.save_every):
             self.folder.save(state, totals)
         return state, totals, line
@@ -99,6 +125,14 @@ class Federation:
     def due(self, round_index: int, every: int) -> bool:
         """Return whether something that is done every so many rounds, and at the end, is due."""
         return (round_index + 1) % every == 0 or round_index + 1 == self.config.rounds
+
+    def out_of_patience(self, totals: Totals) -> str | None:
+        """Return why a run ends early by its validation score; None if it goes on."""
+        patience, best = self.config.stop.patience, totals.best
+        if patience is None or best is None or totals.since < patience:
+            return None
+        row = "an evaluation" if totals.since == 1 else f"{totals.since} evaluations in a row"
+        return f"{row} without a better validation score than that of round {best.round}"
 
     def rated(self, scores: Mapping[str, Score]) -> tuple[float, dict[str, float]]:
         """Return the one figure to show for a run, and the metric of each deployed size.
@@ -170,8 +204,8 @@ class Federation:
             for stage in update.plan.stages
         )
 
-    def result(self, state: State, totals: Totals) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
+    def result(self, state: State, totals: Totals, stopped: str | None = None) -> dict[str, Any]:
+        """Return the object that `--json` prints; `stopped` says why a run ended early."""
         budgets = {device.group: device.memory for device, _, _ in self.fleet.classes()}
         return {
             "accuracy": totals.accuracy,
@@ -188,8 +222,20 @@ class Federation:
             "run_dir": str(self.folder.path),
             "metric": self.method.task.metric,
             **ranking(totals.accuracy, totals.sizes),
+            "validation": dict(totals.validation) or None,
+            "best_round": None if totals.best is None else plain(totals.best),
+            "stopped": stopped if totals.rounds < self.config.rounds else None,
             "error": totals.failure,
         }
+
+
+def judged(totals: Totals, benefit: Benefit, rounds: int, min_delta: float) -> Totals:
+    """Return the totals with what devices got after so many rounds, and whether it is the best."""
+    totals = replace(totals, validation=benefit.summary(), since=totals.since + 1)
+    if totals.best is not None and not benefit.score > totals.best.score + min_delta:
+        return totals
+    best = Best(rounds, benefit.score, totals.accuracy or 0.0, totals.sizes)
+    return replace(totals, best=best, since=0)
 
 
 def check_fleet(method: Method, fleet: Fleet, state: State) -> None:

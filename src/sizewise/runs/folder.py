@@ -6,8 +6,9 @@
     partition.safetensors  which device holds which samples; partition.json says it for people
     updates.jsonl          one line for each device and round
     history.jsonl          one line for each round
-    checkpoints/           the last two rounds; devices/ holds what devices remember
-    final.safetensors      the server's tensors after the last round
+    devices.json           what each device gets, where devices have samples to validate on
+    checkpoints/           the last two rounds, and the best; devices/ holds what devices remember
+    final.safetensors      the server's tensors after the last round; best.safetensors: at its best
     result.json            what `--json` prints
 
 A round is durable once its checkpoint has its name. The checkpoint knows how long the two logs were
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sizewise.common.structure import build, plain
 from sizewise.config import Config
 from sizewise.errors import CheckpointError, ConfigError
@@ -34,7 +37,25 @@ from sizewise.exchange.checkpoint import DeviceFiles
 from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.runs import resuming
+from sizewise.runs.benefit import Benefit
 from sizewise.runs.resuming import Change
+
+
+@dataclass(frozen=True)
+class Best:
+    """The round with the best validation score, and what was measured on the test set then.
+
+    Attributes:
+        round: Its number, counted from 1.
+        score: Its validation score.
+        accuracy: Of the main model.
+        sizes: Accuracy of each deployed size.
+    """
+
+    round: int
+    score: float
+    accuracy: float
+    sizes: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,9 @@ class Totals:
         refused: Devices that could not take part: class, reason, how often, and which (at first).
         accuracy: Of the main model at the last evaluation.
         sizes: Accuracy of each deployed size at the last evaluation.
+        validation: What devices got at the last evaluation; empty if they have no samples for that.
+        best: The best round so far, by its validation score.
+        since: Evaluations after it.
     """
 
     rounds: int = 0
@@ -62,6 +86,9 @@ class Totals:
     refused: tuple[Mapping[str, Any], ...] = ()
     accuracy: float | None = None
     sizes: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    best: Best | None = None
+    since: int = 0
 
     @property
     def failure(self) -> str | None:
@@ -83,6 +110,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.devices = self.checkpoints / "devices"
         self.partition = path / "partition.safetensors"
+        self.served = path / "devices.json"
         self.changes: list[Change] = []
         self._logs = [path / "updates.jsonl", path / "history.jsonl"]
         self._lock = path / ".lock"
@@ -175,6 +203,11 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
 
+    def describe(self, benefit: Benefit) -> None:
+        """Write what each device gets by now."""
+        rows = ",\n".join(json.dumps(plain(served)) for served in benefit.devices)
+        self._soon(checkpoint.write_bytes, self.served, f"[{rows}]\n".encode())
+
     def remember(self, update: Update) -> str:
         """Write what a device wants to remember and return the path of the file.
 
@@ -215,6 +248,42 @@ class RunFolder:
         for name in stale:
             Path(name).unlink(missing_ok=True)
 
+    def keep(self, state: State, totals: Totals, owners: Iterable[int]) -> None:
+        """Keep what the best round deploys, until there is a better one.
+
+        Devices that own a deployed model have it in files that come and go, so it is copied.
+        """
+        self._soon(self._keep, state, totals, sorted(owners))
+
+    def _keep(self, state: State, totals: Totals, owners: Iterable[int]) -> None:
+        tensors = {f"tensors/{name}": tensor for name, tensor in state.tensors.items()}
+        for number in owners:
+            own = state.devices[number]
+            tensors |= {f"devices/{number}/{name}": tensor for name, tensor in own.items()}
+        facts = {"totals": plain(totals), "metadata": state.metadata, "owners": list(owners)}
+        checkpoint.write_tensors(
+            checkpoint.best_of(self.checkpoints, totals.rounds), tensors, facts
+        )
+
+    def best(self) -> tuple[State, Totals] | None:
+        """Return the best round, to look at: what it deploys; None before there is one."""
+        found = self.newest()
+        if found is None or found[1].best is None:
+            return None
+        path = checkpoint.best_of(self.checkpoints, found[1].best.round)
+        stored, facts = checkpoint.read_tensors(path)
+        tensors: dict[str, Tensor] = {}
+        devices: dict[int, dict[str, Tensor]] = {number: {} for number in facts["owners"]}
+        for name, tensor in stored.items():
+            part, _, own = name.partition("/")
+            if part == "tensors":
+                tensors[own] = tensor
+            else:
+                number, _, own = own.partition("/")
+                devices[int(number)][own] = tensor
+        state = State(tensors, metadata=facts["metadata"], devices=devices)
+        return state, build(Totals, facts["totals"])
+
     def restore(self) -> tuple[State, Totals] | None:
         """Return the newest durable round, with the logs cut back to it; None before the first."""
         self.wait()
@@ -231,6 +300,7 @@ class RunFolder:
                     f"restore it or start a new run"
                 )
             os.truncate(log, length)
+        checkpoint.forget_later(self.checkpoints, totals.rounds)
         return state, totals
 
     def newest(self) -> tuple[State, Totals] | None:
@@ -259,4 +329,7 @@ class RunFolder:
         self.wait()
         facts = {"rounds": result["rounds"], "sizes": result["sizes"]}
         checkpoint.write_tensors(self.path / "final.safetensors", state.tensors, facts)
+        if (best := self.best()) is not None:
+            facts = {"rounds": best[1].rounds, "sizes": best[1].sizes}
+            checkpoint.write_tensors(self.path / "best.safetensors", best[0].tensors, facts)
         checkpoint.write_bytes(self.path / "result.json", json.dumps(result, indent=1).encode())

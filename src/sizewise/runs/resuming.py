@@ -24,9 +24,17 @@ from sizewise.steps.recipe import Recipe
 
 RECORD = "config.record.json"
 
-FREE = ("engine.workers", "engine.save_every", "engine.flower", "data.root", "data.tokenizer")
-"""What may change on the way: how a run is carried out, not what it computes. The data of another
-folder must have the same fingerprint, and a tokenizer at another place the same content."""
+FREE = (
+    "engine.workers",
+    "engine.save_every",
+    "engine.flower",
+    "data.root",
+    "data.tokenizer",
+    "stop",
+)
+"""What may change on the way: how a run is carried out and when it stops, not what it computes. The
+data of another folder must have the same fingerprint, and a tokenizer at another place the same
+content."""
 
 SHOWN = 5
 """Keys that an error names."""

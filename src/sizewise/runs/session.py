@@ -28,6 +28,7 @@ from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.models.memory import Built
 from sizewise.runs import preview, provenance, resuming
+from sizewise.runs.benefit import Validation
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
 from sizewise.runs.folder import RunFolder
@@ -53,6 +54,7 @@ def started(
     """
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
+    _check_validation(config, engine)
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
@@ -77,7 +79,9 @@ def resumed(
     `started`. Overrides are values of its config to change on the way, such as `rounds=40`.
     """
     # Before anything is written: opening the folder records what changes.
-    memory.check(resuming.read(path, overrides).data, dataset)
+    wanted = resuming.read(path, overrides)
+    memory.check(wanted.data, dataset)
+    _check_validation(wanted, engine)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
@@ -86,6 +90,24 @@ def resumed(
             yield _federation(setting, folder, remote, checked(setting.method))
     finally:
         folder.release()
+
+
+def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
+    """Say what will not be measured where validation samples are on other machines.
+
+    Raises:
+        ConfigError: The run is to stop by what is not measured.
+    """
+    if engine is None or engine.validates or not config.data.validation:
+        return
+    if config.stop.patience is not None:
+        raise ConfigError(
+            "stop.patience goes by the validation score, and validation samples do not leave their "
+            "nodes; leave it out, or run in one process"
+        )
+    log.warning(
+        "validation samples do not leave their nodes: no accuracy by device, and no best round"
+    )
 
 
 @contextmanager
@@ -152,7 +174,9 @@ def _federation(
         remote.open(config, method, dataset, str(folder.partition))
         engine = remote
     folder.restore()  # A damaged checkpoint should show now, before anything is announced.
-    return Federation(config, method, setting.fleet, engine, folder, setting.begin)
+    measured = config.data.validation > 0 and engine.validates
+    validation = Validation(setting.fleet, setting.partition) if measured else None
+    return Federation(config, method, setting.fleet, engine, folder, setting.begin, validation)
 
 
 def new_name(config: Config) -> Path:

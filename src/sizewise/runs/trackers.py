@@ -21,6 +21,9 @@ from sizewise.runs.resuming import flat
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 
+VALIDATION = ("score", "mean", "worst_tenth", "deviation")
+"""What is tracked of devices that validate."""
+
 Log = Callable[[Mapping[str, float], int], None]
 """Takes figures by name, and the round."""
 
@@ -46,6 +49,7 @@ def checked(names: Sequence[str]) -> list[Name]:
 
 def figures(line: Mapping[str, Any], totals: Totals) -> dict[str, float]:
     """Return what is tracked of a round: numbers by name."""
+    validation = line.get("validation", {})
     found: dict[str, Any] = {
         "accuracy": line.get("accuracy"),
         "train_loss": line["train_loss"],
@@ -58,6 +62,7 @@ def figures(line: Mapping[str, Any], totals: Totals) -> dict[str, float]:
         "device_seconds": line.get("device_seconds"),
         **{f"sizes/{size}": score for size, score in line.get("sizes", {}).items()},
         **{f"peak_bytes/{group}": peak for group, peak in totals.peak_bytes.items()},
+        **{f"validation/{name}": validation.get(name) for name in VALIDATION},
     }
     return {name: float(value) for name, value in found.items() if value is not None}
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sizewise.steps.label_sets import own_head
 from sizewise.steps.step import IGNORED
 
 METRICS: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,22 @@ def count(metric: str, outputs: Tensor, targets: Tensor, names: Sequence[str]) -
     classes = len(names)
     table = torch.bincount(targets * classes + guesses, minlength=classes**2)
     return [float(entry) for entry in table]
+
+
+def hits(outputs: Tensor, targets: Tensor, sets: int = 1) -> Tensor:
+    """Return how many of each sample's classes or tags are right, and of how many, int64 (B, 2).
+
+    Args:
+        outputs: Logits (B, classes) or (B, T, classes); with several label sets as in `label_sets`.
+        targets: Classes (B,) or tags (B, T).
+        sets: The number of label sets.
+    """
+    own, truth = own_head(outputs, targets) if sets > 1 else (outputs, targets)
+    right = (own.argmax(-1) == truth).view(targets.shape)
+    counted = targets != IGNORED
+    return torch.stack(
+        [(right & counted).view(len(targets), -1).sum(1), counted.view(len(targets), -1).sum(1)], 1
+    )
 
 
 def value(metric: str, counts: Sequence[float]) -> float:
@@ -102,7 +119,8 @@ def entities(rows: Sequence[Sequence[int]], names: Sequence[str]) -> set[Entity]
 
 
 def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+    # Outputs that overflow make sums that are no numbers, which JSON could not hold either.
+    return part / whole if whole and math.isfinite(part / whole) else 0.0
 
 
 def _root(variance: float) -> float:
