@@ -227,7 +227,7 @@ def text(show: Callable[[Console], None]) -> str:
         color_system=None,
     )
     show(console)
-    return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
 def _bytes(amount: int | None, otherwise: str) -> str:
