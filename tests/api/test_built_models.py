@@ -84,6 +84,19 @@ def test_it_goes_on_with_a_model_of_the_same_structure(dataset: Dataset) -> None
         sizewise.resume("run", data=dataset)
 
 
+def test_a_hash_of_another_version_of_torch_can_be_deleted(dataset: Dataset) -> None:
+    run, path = sizewise.federate(build, dataset, out="run", **SMALL), Path("run/config.toml")
+    lines = path.read_text().splitlines()
+    hashes = [n for n, line in enumerate(lines) if line.startswith("sha256 = ")]
+    model = next(n for n in hashes if n < lines.index("[data]"))
+    path.write_text("\n".join([*lines[:model], 'sha256 = "other"', *lines[model + 1 :]]))
+    with pytest.raises(CheckpointError, match="if only the version of torch is another, delete"):
+        run.model()
+    path.write_text("\n".join([*lines[:model], *lines[model + 1 :]]))
+    assert run.model()(torch.rand(2, 1, 4, 4)).shape == (2, 3)
+    assert sizewise.resume("run", build, dataset).result == run.result
+
+
 def test_before_the_first_round_is_done_the_weights_must_be_the_same(dataset: Dataset) -> None:
     model = build()
     stopped(model, dataset)

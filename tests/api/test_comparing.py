@@ -187,6 +187,7 @@ def test_values_in_memory_are_varied_too(dataset: Dataset) -> None:
         ({"methods": ["fedavgg"]}, "did you mean 'fedavg'"),
         ({"seeds": []}, "seeds are whole numbers such as"),
         ({"seeds": [True]}, "seeds are whole numbers such as"),
+        ({"jobs": 0}, "jobs must be at least 1, not 0"),
         ({"seed": 3}, r"compare takes seeds=\[0, 1, 2\], not seed"),
         ({"fleets": {}}, "compare takes no 'fleets'; did you mean 'fleet'"),
         ({"vary": {"recipe.learning": [1]}}, r"unknown key 'recipe\.learning'"),

@@ -139,6 +139,8 @@ def compare(
     given = gather("compare", model, data, budgets, rounds, {**tables})
     if "seed" in tables:
         raise ConfigError("compare takes seeds=[0, 1, 2], not seed")
+    if jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, not {jobs}")
     names, numbers, grid = _names(methods), _numbers(seeds), vary or {}
     if unknown := set(method_options or {}) - set(names):
         raise ConfigError(

@@ -92,11 +92,11 @@ def _name(make: Callable[..., object]) -> str:
 def identity(model: nn.Module, sample: Tensor) -> str:
     """Return a hash of a model's modules, its tensors' shapes, and what it calls on a sample.
 
-    It is the same for all weights, on every machine.
+    It is the same for all weights, on every machine with this version of torch.
     """
-    calls = _Calls()
+    probe, calls = remade(model, clone).eval(), _Calls()
     with torch.no_grad(), torch.random.fork_rng(devices=[]), calls:
-        remade(model, clone).eval()(sample)
+        probe(sample)
     shapes = {name: f"{t.dtype}{tuple(t.shape)}" for name, t in model.state_dict().items()}
     # Where something lies in memory says nothing of what it is.
     modules = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model))

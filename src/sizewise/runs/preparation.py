@@ -115,7 +115,8 @@ def check_model(task: Task) -> str:
     if task.model.sha256 not in (None, found):
         raise CheckpointError(
             f"the model is not what this run was started with ({task.model.name!r}, by its "
-            "model.sha256): its layers, shapes or calls differ; give that, or start a new run"
+            "model.sha256): its layers, shapes or calls differ; give that one, or if only the "
+            "version of torch is another, delete that hash"
         )
     return found
 
