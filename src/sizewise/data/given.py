@@ -95,11 +95,7 @@ def one(data: Any, reading: Reading) -> Samples:
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return _labelled(where, data.tensors[0], data.tensors[1], reading)
     if isinstance(data, tuple) and len(data) == 2 and _is_labelled(data):
-        inputs, given = data
-        if _is_values(inputs):
-            return _labelled("the data", inputs, _values(given), reading)
-        plain = Plain({"text": inputs}) if isinstance(inputs, list) else of_frame(inputs)
-        return reading.samples(where, plain.with_column(reading.label or "label", _values(given)))
+        return _labelled("the data", _values(data[0]), _values(data[1]), reading)
     table = _table(data, where)
     return samples.said(where, reading.samples(where, table), drawn=isinstance(table, Items))
 
@@ -188,7 +184,11 @@ def _of_devices(parts: Sequence[Any], reading: Reading) -> Given:
 
 
 def _labelled(where: str, inputs: Any, given: Any, reading: Reading) -> Samples:
-    """Return the samples of an array of inputs and one of labels."""
+    """Return the samples of an array, a frame or a list of texts, and their labels."""
+    if _is(inputs, "pandas", "DataFrame") or not is_array(inputs) or _holds_objects(inputs):
+        frame = _is(inputs, "pandas", "DataFrame")
+        table = of_frame(inputs) if frame else Plain({"input": list(inputs)})
+        return reading.samples(where, table.with_column(reading.label or "label", given))
     kept = reading.resized(where, arrays.inputs(where, inputs))
     return samples.checked(where, Samples(kept, classes(where, given)))
 
@@ -220,6 +220,10 @@ def _is(data: object, package: str, *names: str) -> bool:
 
 def _is_values(value: object) -> bool:
     return is_array(value) or _is(value, "pandas", "Series")
+
+
+def _holds_objects(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
 
 
 def _values(value: Any) -> Any:

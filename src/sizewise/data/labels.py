@@ -140,7 +140,7 @@ def _array(where: str, given: Any) -> NDArray[Any]:
     cells = list(given)
     kinds = {type(cell) for cell in cells}
     if len(kinds) > 1 or type(None) in kinds:
-        lacking = [row for row, cell in enumerate(cells, 1) if _missing(cell)]
+        lacking = [row for row, cell in enumerate(cells, 1) if missing(cell)]
         if lacking:
             raise DataError(f"{where}: row {lacking[0]} has no label; fill it in, or drop the row")
         if any(issubclass(kind, str) for kind in kinds) and not all(
@@ -161,7 +161,8 @@ def _array(where: str, given: Any) -> NDArray[Any]:
         ) from None
 
 
-def _missing(cell: object) -> bool:
+def missing(cell: object) -> bool:
+    """Return whether a cell of a table is empty."""
     return cell is None or (isinstance(cell, float) and cell != cell)  # NaN
 
 

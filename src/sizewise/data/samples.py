@@ -200,8 +200,9 @@ def _numbered(name: str, owners: Values) -> Tensor | None:
         return None
     try:
         found, numbers = np.unique(np.asarray(owners), return_inverse=True)
-        known = found.dtype.kind in "biuUT" or all(isinstance(owner, str) for owner in found)
-    except TypeError:  # Values that cannot be compared, such as None and words.
+        # An array of words would have "nan" as one of them.
+        known = found.dtype.kind in "biuUTO" and not any(map(labels.missing, owners))
+    except TypeError:  # Values that cannot be compared, such as numbers and words.
         known = False
     if not known:
         raise DataError(

@@ -255,8 +255,14 @@ def runs(where: str, cells: Values) -> Iterator[Tensor]:
     if isinstance(cells, np.ndarray) and cells.dtype.kind != "O":
         yield tensor(where, cells)
         return
-    arrays = (cell if isinstance(cell, Tensor) else np.asarray(cell) for cell in cells)
-    for _, run in groupby(arrays, key=lambda array: (type(array), array.shape)):
+    try:
+        arrays = [cell if isinstance(cell, Tensor) else np.asarray(cell) for cell in cells]
+    except ValueError:
+        raise DataError(
+            f"{where}: an input is one array, and some are lists of arrays of different lengths; "
+            "give one array a sample"
+        ) from None
+    for _, run in groupby(arrays, key=lambda array: (type(array), array.dtype, array.shape)):
         same: list[Any] = list(run)
         stacked = torch.stack(same) if isinstance(same[0], Tensor) else np.stack(same)
         yield tensor(where, stacked)
