@@ -38,6 +38,9 @@ KEYS = [
     "best",
     "worst",
     "mean",
+    "validation",
+    "best_round",
+    "stopped",
     "error",
 ]
 

@@ -252,3 +252,14 @@ def test_texts(kind: str, tmp_path: Path) -> None:
         expected = value(partition.validation(one["device"]), "accuracy")
         assert one["accuracy"] == pytest.approx(expected)
     assert len(served) == 3
+
+
+def test_images_to_validate_on_are_not_augmented() -> None:
+    tables = {**TABLES, "recipe": {"augment": "crop-flip", "augment_once": True}}
+    plain = preparation.prepare(configs.from_dict(TABLES))
+    once = preparation.prepare(configs.from_dict(tables))
+    same = (plain.dataset.train_inputs == once.dataset.train_inputs).flatten(1).all(1)
+    held_out = once.partition.held_out()
+    assert torch.equal(held_out, plain.partition.held_out())
+    assert same[held_out].all()
+    assert same.sum() < len(held_out) + 20

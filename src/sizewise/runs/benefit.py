@@ -1,8 +1,8 @@
 """Who benefits: how well each device is served by the model that it runs, on its own samples.
 
 A device's samples are those that it keeps to validate on (`data.validation`). Its model is the
-deployed one of the size that it trains; docs/who-benefits.md says why. A sample is answered once by
-each model that some device of it runs, in batches over all devices; a device's figures are sums.
+deployed one of the size that it trains; docs/who-benefits.md says why. Samples of all devices that
+run a model are answered together, in batches; the figures of a device are sums over its rows.
 """
 
 from collections.abc import Sequence

@@ -7,6 +7,8 @@ checked: everything that can be wrong with a config shows here.
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from torch import Tensor
+
 from sizewise import models
 from sizewise.common import rng
 from sizewise.common.threads import one_thread
@@ -62,9 +64,6 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     config = identified(config, dataset)
     data = config.data
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
-    if config.recipe.augment_once:
-        generator = rng.torch_generator(config.seed, "augment-once")
-        dataset = dataset.augmented(config.recipe.augment, generator)
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
@@ -84,7 +83,19 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         groups=dataset.groups,
         **data.options(),
     )
+    if config.recipe.augment_once:
+        dataset = _augmented(config, dataset, partition.held_out())
     return Setting(config, dataset, method, fleet, partition)
+
+
+def _augmented(config: Config, dataset: Dataset, held_out: Tensor) -> Dataset:
+    """Return data whose training images are augmented once, but for those to validate on."""
+    generator = rng.torch_generator(config.seed, "augment-once")
+    changed = dataset.augmented(config.recipe.augment, generator)
+    if not len(held_out):
+        return changed
+    originals = dataset.train_inputs[held_out]
+    return replace(changed, train_inputs=changed.train_inputs.index_copy(0, held_out, originals))
 
 
 def loaded(config: Config) -> Dataset:
