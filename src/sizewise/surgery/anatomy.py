@@ -160,9 +160,9 @@ def anatomy(
         found = _sequential_anatomy(model)
     else:
         found = Anatomy(
-            stem=_paths(model, "stem", stem),
+            stem=paths_of(model, "stem", stem),
             blocks=block_paths(model, blocks),
-            head=_paths(model, "head", head),
+            head=paths_of(model, "head", head),
         )
     for inner, outer in permutations((*found.stem, *found.blocks, *found.head), 2):
         if _within(inner, outer):
@@ -181,7 +181,7 @@ def _sequential_anatomy(model: nn.Sequential) -> Anatomy:
     return Anatomy(tuple(names[: min(last, 1)]), tuple(names[1:last]), tuple(names[last:]))
 
 
-def _paths(model: nn.Module, part: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+def paths_of(model: nn.Module, part: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the paths of one part, each of which is known to exist in the model."""
     paths = (part,) if given is None else (given,) if isinstance(given, str) else tuple(given)
     # Bare tensors count too: a class token is often a parameter of the model itself.
@@ -198,7 +198,7 @@ def _paths(model: nn.Module, part: str, given: str | Sequence[str] | None) -> tu
 
 def block_paths(model: nn.Module, given: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the path of every block, given those that `anatomy` takes."""
-    paths = _paths(model, "blocks", given)
+    paths = paths_of(model, "blocks", given)
     # One Sequential alone is a list of blocks; one among several paths is a block itself.
     lists = (nn.ModuleList, nn.Sequential) if len(paths) == 1 else (nn.ModuleList,)
     modules = dict(model.named_modules(remove_duplicate=False))

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from sizewise.errors import ModelError
-from sizewise.surgery.anatomy import Anatomy, anatomy, block_paths
+from sizewise.surgery.anatomy import Anatomy, anatomy, block_paths, paths_of
 from sizewise.surgery.in_place import Form, InPlace
 from sizewise.torch_tools.remaking import clone, remade
 
@@ -55,6 +55,9 @@ def taken_apart(
     elif stem is blocks is head is None:
         with suppress(ModelError):  # Nobody said that it has these parts.
             chain = anatomy(model)
+    else:
+        for part, given in (("stem", stem), ("head", head)):
+            paths_of(model, part, given) if given is not None else ()
     if chain is not None and chain.trouble(model, x) is None:
         return chain
     trace = _traced(model, x)

@@ -61,6 +61,10 @@ class Form:
         """Whether the hidden tensor goes out in the shape in which it comes in."""
         return self.inner == self.results[self.given]
 
+    def __deepcopy__(self, memo: Any) -> "Form":
+        """Return itself: nothing in it ever changes, and torch's specs complain of being copied."""
+        return self
+
     def hidden_in(self, args: Any, kwargs: Any) -> Tensor:
         """Return the hidden tensor (B, ...) among the arguments of a call."""
         found: Tensor = tree_flatten((args, kwargs))[0][self.taken]
