@@ -55,7 +55,7 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
     whole: dict[Whole, None] = {}
     misfit = refused
     while misfit is not None:
-        blamed = next((b for b in _blamed(model, misfit.module) if set(b) - set(whole)), ())
+        blamed = next((b for b in _blamed(model, misfit) if set(b) - set(whole)), ())
         whole.update(dict.fromkeys(blamed))
         channels = traced(model, inputs, loose, whole)
         if not channels.groups:
@@ -77,21 +77,21 @@ def _misfit(model: nn.Module, channels: Channels) -> Misfit | None:
     return None
 
 
-def _blamed(model: nn.Module, path: str) -> Iterator[Sequence[Whole]]:
+def _blamed(model: nn.Module, misfit: Misfit) -> Iterator[Sequence[Whole]]:
     """Yield what may be left whole after a failure in a module, more and more of it.
 
     First the inside of all modules of its class, then also what it reads, then the same of the
-    modules that it is in. Layers of torch do as they are told by those that they are in.
+    modules that it is in. Layers of torch do as they are told by those that they are in. Of the
+    model itself, the results around the failure come first.
     """
-    modules = dict(model.named_modules())
-    while path and type(modules[path]).__module__.startswith("torch."):
+    modules, path = dict(model.named_modules()), misfit.module
+    while path:
+        if not type(modules[path]).__module__.startswith("torch."):
+            kind = type(modules[path])
+            alike = [p for p, module in modules.items() if type(module) is kind]
+            yield [Whole(other) for other in alike]
+            yield [Whole(path, reads=True)]
+            yield [Whole(other, reads=True) for other in alike]
         path = path.rpartition(".")[0]
-    while True:
-        kind = type(modules[path])
-        alike = [p for p, module in modules.items() if type(module) is kind] if path else [""]
-        yield [Whole(other, reads=False) for other in alike]
-        yield [Whole(path, reads=True)]
-        yield [Whole(other, reads=True) for other in alike]
-        if not path:
-            return
-        path = path.rpartition(".")[0]
+    yield [Whole("", step=(misfit.training, misfit.step))]
+    yield [Whole("")]

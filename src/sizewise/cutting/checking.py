@@ -28,11 +28,13 @@ class Misfit(ModelError):
 
     Attributes:
         module: Path of the module in which that shows.
+        training: In which mode.
+        step: Number of the first result that is missing or wrong, among those of the mode.
     """
 
-    def __init__(self, message: str, module: str) -> None:
+    def __init__(self, message: str, module: str, training: bool, step: int) -> None:
         super().__init__(message)
-        self.module = module
+        self.module, self.training, self.step = module, training, step
 
 
 def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
@@ -52,19 +54,24 @@ def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
                 run(double.train(training), *inputs)
         except ModelError as error:
             cause = error.__cause__
-            raise Misfit(str(error), paths.failed(cause) if cause else "") from cause
-        _compare(type(small).__name__, recorder.seen, steps, mask)
+            where = paths.failed(cause) if cause else ""
+            raise Misfit(str(error), where, training, len(recorder.seen)) from cause
+        _compare(type(small).__name__, recorder.seen, steps, mask, training)
 
 
-def _compare(name: str, got: Sequence[Seen], steps: Sequence[Step], mask: Mask) -> None:
-    for (operation, _, shape), step in zip(got, steps, strict=False):
+def _compare(
+    name: str, got: Sequence[Seen], steps: Sequence[Step], mask: Mask, training: bool
+) -> None:
+    for number, ((operation, module, shape), step) in enumerate(zip(got, steps, strict=False)):
         expected = step.cut_shape(mask)
         if operation != step.operation or _rows(shape) != _rows(expected):
             raise Misfit(
                 f"{name} goes another way when it is cut: expected {step.operation} of shape "
                 f"{expected} in {step.module or 'it'}, got {operation} of shape "
                 f"{shape}; {_ADVICE}",
-                step.module,
+                module if operation != step.operation else step.module,
+                training,
+                number,
             )
     if len(got) != len(steps):
         places = [module for _, module, _ in got], [step.module for step in steps]
@@ -73,6 +80,8 @@ def _compare(name: str, got: Sequence[Seen], steps: Sequence[Step], mask: Mask) 
             f"{name} runs {len(got)} operations when it is cut instead of {len(steps)}, from "
             f"{place or 'its forward'} on; {_ADVICE}",
             place,
+            training,
+            min(len(got), len(steps)),
         )
 
 

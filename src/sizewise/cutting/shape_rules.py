@@ -148,6 +148,14 @@ def _cat(labels: Labels, out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -
     labels.put(out, [along, *across])
 
 
+@RULES.add("stack")
+def _stack(labels: Labels, out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> None:
+    dim %= out.ndim
+    dims = range(out.ndim - 1)
+    factors = paired(labels, tensors, dims, out.ndim - 1)
+    labels.put(out, [np.expand_dims(factor, dim) for factor in factors])
+
+
 @RULES.add("constant_pad_nd", "reflection_pad2d", "replication_pad2d", "reflection_pad1d")
 def _pad(labels: Labels, out: Tensor, x: Tensor, padding: Sequence[int], *args: Any) -> None:
     for dim in range(x.ndim):

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sizewise.cutting import layer_rules, shape_rules, silence
 from sizewise.cutting.layer_rules import FACTORIES, POINTWISE, first, pointwise, unknown
 from sizewise.cutting.narrowing import channel_dim
-from sizewise.cutting.sizes.recurrent import begins_with_zeros
+from sizewise.cutting.sizes.recurrent import state_dim
 from sizewise.cutting.union_find import Array, Labels, Mask, varying
 from sizewise.torch_tools.dry_run import MetaMode, computed, operation, positional, tensors_in
 from sizewise.torch_tools.failures import Paths
@@ -74,8 +74,10 @@ class Tracer(MetaMode):
         out = super()._operate(func, args, kwargs)
         read, gives = tensors_in((args, kwargs)), tensors_in(out)
         self.used.update(dict.fromkeys(id(tensor) for tensor in read))
-        if operation(func) == "zeros" and begins_with_zeros(self._modules[self._paths.current]):
-            self._labels.add(gives[0])
+        if operation(func) == "zeros":
+            dim = state_dim(self._modules[self._paths.current])
+            if dim is not None and gives[0].ndim > 1:
+                self._labels.add(gives[0], [dim])
         drops = operation(func) == "add" and self._drops(read, gives[0])
         if any(self._labels.of(tensor) for tensor in read) and operation(func) not in FACTORIES:
             self._label(func, args, kwargs, out, read, drops)

@@ -24,8 +24,9 @@ from sizewise.torch_tools.dry_run import (
 from sizewise.torch_tools.failures import OTHERWISE, VALUES, Paths, reason, told
 
 UNUSED = "takes no part in the forward pass; it stays whole"
-STORED = "uses sizes that it stored; the channels inside it stay whole"
-STORED_READ = "uses sizes that it stored; its channels stay whole"
+STORED = "uses sizes that it stored; its channels stay whole"
+STORED_STEP = "gives channels that are counted by a stored size; they stay whole"
+STORED_INSIDE = "uses sizes that it stored; the channels inside it stay whole"
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Whole:
     Attributes:
         path: Its path.
         reads: Whether what it reads and gives is whole too, and not only what is inside it.
+        step: Only this result and the one before it are whole: the mode and the result's number.
     """
 
     path: str
-    reads: bool
+    reads: bool = False
+    step: tuple[bool, int] | None = None
 
 
 def traced(
@@ -57,7 +60,7 @@ def traced(
     used = {key: None for tracer in tracers.values() for key in tracer.used}
     _leave_out(labels, double, used)
     for module in whole:
-        _leave_whole(labels, module, tracers.values())
+        _leave_whole(labels, module, tracers)
     labels.resolve()
     if loose:
         # Layers follow each other as they run, whatever the order of their definition.
@@ -154,18 +157,28 @@ def _differs(tracer: Tracer, paths: Paths, watched: _Watched, token: int = 0) ->
     return traced != recorder.seen or shapes[0] != shapes[1]
 
 
-def _leave_whole(labels: Labels, module: Whole, tracers: Iterable[Tracer]) -> None:
+def _leave_whole(labels: Labels, module: Whole, tracers: Mapping[bool, Tracer]) -> None:
     """Fix what a module computes: only what nothing else computes, unless it reads whole too."""
-    inside, outside = [], [np.zeros(1, dtype=np.int64)]
-    for tracer in tracers:
-        for step, factors in tracer.results:
-            within = not module.path or f"{step.module}.".startswith(f"{module.path}.")
-            (inside if within else outside).extend(labels.find(f).ravel() for f in factors)
-    found = np.unique(np.concatenate(inside)) if inside else outside[0]
-    if not module.reads:
-        found = np.setdiff1d(found, np.concatenate(outside))
+    if module.step is not None:
+        training, number = module.step
+        for step, factors in tracers[training].results[max(number - 1, 0) : number + 1]:
+            labels.notes.place = step.operation, step.module
+            for factor in factors:
+                labels.fix(factor, STORED_STEP)
+        return
+    inside, outside = [], [np.full(1, FIXED)]
+    for step, factors in (result for tracer in tracers.values() for result in tracer.results):
+        within = not module.path or f"{step.module}.".startswith(f"{module.path}.")
+        # What is left of a loose sum is what the module gives.
+        (inside if within and not step.drops else outside).extend(
+            labels.find(factor).ravel() for factor in factors
+        )
+    found = np.unique(np.concatenate([*inside, outside[0]]))
     labels.notes.place = "", module.path
-    labels.fix(found, STORED_READ if module.reads else STORED)
+    if module.reads:
+        labels.fix(found, STORED)
+    else:
+        labels.fix(np.setdiff1d(found, np.concatenate(outside)), STORED_INSIDE)
 
 
 def _leave_out(labels: Labels, model: nn.Module, used: Collection[int]) -> None:

@@ -112,11 +112,11 @@ class Labels:
         """How many labels there are."""
         return len(self._parent)
 
-    def add(self, tensor: Tensor) -> None:
-        """Give every coordinate of every dimension of a tensor a label of its own."""
+    def add(self, tensor: Tensor, dims: Sequence[int] | None = None) -> None:
+        """Give every coordinate of some dimensions of a tensor, or of all, a label of its own."""
         factors = []
-        for dim, size in enumerate(tensor.shape):
-            if size > 1:
+        for dim in range(tensor.ndim) if dims is None else dims:
+            if (size := tensor.shape[dim]) > 1:
                 fresh = np.arange(size) + len(self._parent)
                 self._parent = np.concatenate([self._parent, fresh])
                 factors.append(spread(fresh, dim, tensor.ndim))

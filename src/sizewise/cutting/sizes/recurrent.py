@@ -5,9 +5,14 @@ from torch import nn
 from sizewise.cutting.sizes.registry import resize
 
 
-def begins_with_zeros(module: nn.Module) -> bool:
-    """Tell whether the zeros that a module makes are a state as wide as its tensors."""
-    return isinstance(module, nn.RNNBase | nn.RNNCellBase) or "Mamba" in type(module).__name__
+def state_dim(module: nn.Module) -> int | None:
+    """Return which dimension of the zeros that a module makes is as wide as its tensors.
+
+    They are the state that it begins with. None: its zeros are no such state.
+    """
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return -1
+    return 1 if "Mamba" in type(module).__name__ else None
 
 
 @resize.register
