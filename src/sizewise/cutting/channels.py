@@ -26,7 +26,7 @@ from sizewise.cutting.selection import keep
 from sizewise.cutting.shrinking import shrink
 from sizewise.cutting.tracing import Whole, traced
 from sizewise.errors import ModelError
-from sizewise.torch_tools.dry_run import on_meta
+from sizewise.torch_tools.dry_run import MetaMode, on_meta
 
 __all__ = ["WHOLE", "Channels", "Group", "Kept", "trace"]
 
@@ -69,7 +69,8 @@ def _misfit(model: nn.Module, channels: Channels) -> Misfit | None:
     if not channels.groups:
         return None
     try:
-        shrink(on_meta(model), channels, keep(channels, 0.5))
+        with MetaMode():
+            shrink(on_meta(model), channels, keep(channels, 0.5))
     except Misfit as misfit:
         return misfit
     except ModelError:

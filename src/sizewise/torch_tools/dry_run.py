@@ -38,6 +38,9 @@ def on_meta(model: nn.Module, trial: bool = False) -> nn.Module:
     """
 
     def empty(tensor: Tensor) -> Tensor:
+        if tensor.is_meta:  # Torch's own way would import its compiler.
+            like = tensor.shape, tensor.stride()
+            return torch.empty_strided(*like, dtype=tensor.dtype, device="meta")
         return torch.empty_like(tensor, device="meta")
 
     def attribute(tensor: Tensor) -> Tensor:
