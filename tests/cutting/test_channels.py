@@ -250,7 +250,7 @@ def test_only_what_is_touched_is_whole() -> None:
     assert sizes(trace(model, VECTOR)) == {"2.weight:0": 8}
 
 
-def test_recurrent_layers_are_whole() -> None:
+def test_recurrent_layers_are_cut() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -262,8 +262,8 @@ def test_recurrent_layers_are_whole() -> None:
             return self.head(self.cell(self.embed(x))[0][:, -1])
 
     channels = trace(Recurrent(), torch.empty(2, 7, 6))
-    assert all("cell" not in tensor for group in channels.groups for tensor, _ in group.members)
-    assert "cell is recurrent, which cannot be cut; it stays whole" in channels.notes
+    assert sizes(channels) == {"embed.weight:0": 5, "cell.weight_ih_l0:0": 4}
+    assert channels.notes == ()
 
 
 # ---- being a good guest
