@@ -97,8 +97,9 @@ def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> No
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
     console = _console()
     console.print(table)
-    if cuts is not None:
-        console.print(str(cuts), soft_wrap=True)
+    for said in (None if cuts is None else str(cuts), rows[0]["blocks"] if rows else None):
+        if said is not None:
+            console.print(said, soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)

@@ -344,8 +344,7 @@ def _follows(later: _Call, earlier: _Call) -> bool:
 
 def _candidates(root: _Call) -> Iterator[list[_Call]]:
     """Yield what may be the blocks of a model, the most likely first: one call for each."""
-    pieces = _pieces(root, into_flat=False)
-    yield from _repeated([piece for piece in pieces if _layers(piece)])
+    yield from _repeated(_pieces(root, into_flat=False))
     # Something that is no chain may hold one.
     inner = [found for call in root.every() for found in _repeated(_layers(call))]
     yield from sorted(inner, key=len, reverse=True)
@@ -356,13 +355,13 @@ def _candidates(root: _Call) -> Iterator[list[_Call]]:
 
 
 def _repeated(pieces: Sequence[_Call]) -> list[list[_Call]]:
-    """Return rows of pieces that begin and end with a kind that is there more than once.
+    """Return rows of pieces of layers that begin and end with a kind that is there again.
 
     The longest comes first, of several the last. Kinds that hold more than plain layers count
     before those that do not, such as the convolutions of a stem.
     """
     found = []
-    for row in _rows(pieces):
+    for row in _rows([piece for piece in pieces if _layers(piece)]):
         kinds = Counter(type(p.module) for p in row if type(p.module) is not nn.Sequential)
         repeated = {kind for kind, count in kinds.items() if count > 1}
         deep = {type(piece.module) for piece in row if not _flat(piece)} & repeated

@@ -186,7 +186,7 @@ class Steering:
         """Return what a block gives in one call."""
         found = self.found
         if found is not None and number == 0 and 0 in self._stops:
-            found[0] = form.hidden_in(args, kwargs)
+            found.setdefault(0, form.hidden_in(args, kwargs))  # A block may be called again.
         if found is not None and self._end == number:
             raise _Left
         if self.runs is None or number in self.runs:

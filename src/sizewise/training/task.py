@@ -219,6 +219,11 @@ class Task:
             raise self._parts
         return self._parts
 
+    @property
+    def is_taken_apart(self) -> bool:
+        """Whether somebody has asked for the parts, and there are some."""
+        return "_parts" in vars(self) and not isinstance(self._parts, ModelError)
+
     @cached_property
     def _parts(self) -> Anatomy | ModelError:
         """The parts, or why there are none; looked for once."""
