@@ -93,9 +93,9 @@ class Residual(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.conv(x)).relu()
+        out: Tensor = self.norm(self.conv(x))
         out += x
-        return out
+        return out.relu()
 
 
 class Stage(nn.Module):
