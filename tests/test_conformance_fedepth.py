@@ -22,8 +22,8 @@ from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedepth import FeDepth
 from sizewise.methods.fedepth.blocks import Blocks, Run
-from sizewise.surgery.links import skip_link
 from sizewise.methods.m_fedepth import MFeDepth
+from sizewise.surgery.links import skip_link
 
 
 def rounds(method: Method, budget: int | None) -> State:

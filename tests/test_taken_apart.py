@@ -96,7 +96,9 @@ def test_what_needs_parts_in_turn_says_so() -> None:
     task = make_task(MODELS[0])
     with pytest.raises(ConfigError, match="in 'in_place_cases:Tokens' only its own forward"):
         FeDepth(task, FeDepth.Options(link="conv")).scheduler.schedule(1000)
-    with pytest.raises(ModelError, match=r"recipe\.eval_memory runs a model's stem, blocks and hea"):
+    with pytest.raises(
+        ModelError, match=r"recipe\.eval_memory runs a model's stem, blocks and hea"
+    ):
         task.low_memory_inference(Tokens(classes=3, image=(1, 8, 8)))
     with pytest.raises(ModelError, match="sharing a stem and a head runs a model's stem"):
         find("fedin")(task).setup()

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from in_place_cases import BLOCKS, Ladder, SharedLayers, Stages, Tokens
 from sizewise.errors import ModelError
 from sizewise.surgery.dropping import drop_blocks
-from sizewise.surgery.finding import taken_apart
 from sizewise.surgery.in_place import InPlace, enter
 from sizewise.surgery.step_sizes import add_step_sizes
+from sizewise.surgery.taking_apart import taken_apart
 from sizewise.torch_tools.checkpointing import checkpointed
 from sizewise.torch_tools.keeping import AsItIs
 from sizewise.torch_tools.remaking import clone, remade
@@ -186,7 +186,9 @@ def test_tensors_belong_to_where_they_are_used() -> None:
 
 
 def test_a_head_that_sees_more_than_the_last_block_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"what Ladder makes of its blocks, blocks\.0 to blocks\.2"):
+    with pytest.raises(
+        ModelError, match=r"what Ladder makes of its blocks, blocks\.0 to blocks\.2"
+    ):
         taken_apart(Ladder(classes=3, image=IMAGE), inputs())
 
 

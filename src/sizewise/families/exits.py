@@ -240,12 +240,11 @@ class OwnHead(nn.Module):
 
     def share_stem(self, model: nn.Module) -> None:
         """Use the stem's tensors of another model."""
-        pairs = zip(holders(self.model, self.parts.stem), holders(model, self.parts.stem), strict=True)
-        for (own, name), (other, _) in pairs:
-            tables = (own._parameters, other._parameters), (own._buffers, other._buffers)
-            for mine, theirs in tables:
-                if name in mine:
-                    mine[name] = theirs[name]
+        own, other = (holders(one, self.parts.stem) for one in (self.model, model))
+        for (mine, name), (theirs, _) in zip(own, other, strict=True):
+            for table in ("_parameters", "_buffers"):
+                if name in vars(mine)[table]:
+                    vars(mine)[table][name] = vars(theirs)[table][name]
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode, but let norms of the stem be: they have seen the batch already."""

@@ -1,5 +1,6 @@
 """Models of torchvision: `model.name = "torchvision.models:resnet18"`, options in `model.args`."""
 
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ def build(name: str, /, *, classes: int, **args: Any) -> nn.Module:
         args: Further arguments of torchvision's function.
     """
     try:
-        from torchvision import models
+        models = import_module("torchvision.models")
     except ImportError:
         raise ModelError("it needs torchvision; pip install torchvision") from None
     make = getattr(models, name, None)

@@ -26,18 +26,31 @@ class Logits(nn.Module):
     def __init__(self, model: nn.Module, pad: int | None) -> None:
         super().__init__()
         self.model, self.pad = model, pad
+        looks = {bool(m.is_causal) for m in model.modules() if hasattr(m, "is_causal")}
+        self._both_ways = looks == {False}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits for token ids (B, T) or images (B, C, H, W)."""
         if self.pad is None:
             output = self.model(pixel_values=x, return_dict=True)
         else:
-            mask = (x != self.pad).long()
-            # Not an entirely empty row, of which attention would make no numbers.
-            mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
-            output = self.model(input_ids=x, attention_mask=mask, return_dict=True)
+            output = self.model(input_ids=x, attention_mask=self.mask(x), return_dict=True)
         logits: Tensor = output.logits
         return logits
+
+    def mask(self, ids: Tensor) -> Tensor:
+        """Return what tokens may attend to.
+
+        It is 1 for a token and 0 for padding, (B, T); where every token sees all others, what is
+        added to attention, (B, 1, 1, T). Of the former, the library would look at the numbers, to
+        do without a mask in batches without padding: such steps would cost less than others.
+        """
+        padding = ids.eq(-1 if self.pad is None else self.pad)
+        if not self._both_ways:
+            return (~padding).long()
+        kind = torch.get_default_dtype()
+        none = torch.zeros(padding.shape, dtype=kind, device=ids.device)
+        return none.masked_fill(padding, torch.finfo(kind).min)[:, None, None]
 
     def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return published weights under this module's names."""
@@ -76,7 +89,7 @@ def build(
         import transformers
     except ImportError:
         raise ModelError("it needs transformers; pip install 'sizewise[text]'") from None
-    kind = getattr(transformers, name, None)
+    kind: Any = getattr(transformers, name, None)
     if getattr(kind, "config_class", None) is None or "Classification" not in name:
         raise ModelError(
             f"transformers has no model with a classifier called {name!r}; name a class such as "
@@ -92,7 +105,8 @@ def build(
     elif place is None:
         given = {"vocab_size": vocabulary, "pad_token_id": 0, **given}
         given |= {"bos_token_id": None, "eos_token_id": None} | args
-    config = kind.config_class(**given) if place is None else _stored(kind, place, given)
+    described = kind.config_class
+    config = described(**given) if place is None else described.from_pretrained(place, **given)
     if vocabulary:
         _check_room(config, vocabulary, tokens)
         config.use_cache = False
@@ -100,10 +114,6 @@ def build(
             config.pad_token_id = 0
     model = kind._from_config(config, attn_implementation="eager")
     return Logits(model, config.pad_token_id if vocabulary else None)
-
-
-def _stored(kind: Any, place: Any, given: Mapping[str, Any]) -> Any:
-    return kind.config_class.from_pretrained(place, **given)
 
 
 def _check_room(config: Any, vocabulary: int, tokens: int) -> None:

@@ -52,9 +52,7 @@ class Form:
     @property
     def outer(self) -> torch.Size:
         """Shape of one sample's hidden tensor as it goes out."""
-        shape = self.results[self.given]
-        assert shape is not None
-        return shape
+        return self.results[self.given] or torch.Size()
 
     @property
     def keeps_shape(self) -> bool:

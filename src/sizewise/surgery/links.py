@@ -34,7 +34,7 @@ def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:
             moved = skip_link(x.movedim(-1, 1), (shape[2], *shape[:2]))
             return moved.movedim(1, -1)
         return _map(x, shape)
-    return skip_link(x.flatten(1), (prod(shape),)).unflatten(1, tuple(shape))
+    return skip_link(x.flatten(1), (prod(shape),)).reshape(-1, *shape)
 
 
 def _map(x: Tensor, shape: Sequence[int]) -> Tensor:

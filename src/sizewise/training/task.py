@@ -20,8 +20,8 @@ from sizewise.exchange.plan import TrainingStage, Update
 from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
 from sizewise.surgery.anatomy import Anatomy, hidden_shapes
-from sizewise.surgery.finding import taken_apart
 from sizewise.surgery.in_place import InPlace
+from sizewise.surgery.taking_apart import taken_apart
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 

@@ -6,8 +6,8 @@ from in_place_cases import BLOCKS, Layerless, Residual, Stages, Tokens
 from sizewise.errors import ModelError
 from sizewise.models import build
 from sizewise.surgery.anatomy import Anatomy, Staged
-from sizewise.surgery.finding import taken_apart
 from sizewise.surgery.in_place import InPlace
+from sizewise.surgery.taking_apart import taken_apart
 
 IMAGE = (1, 8, 8)
 
