@@ -202,7 +202,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     if any(name.startswith("timm:") for name in models):
-        outside_modules.imported_timm()
+        outside_modules.import_timm()
     cells: dict[tuple[str, str], Cell] = {}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = words(Path(folder)) if any(map(is_text, models)) else ""

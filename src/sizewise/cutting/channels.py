@@ -94,5 +94,7 @@ def _blamed(model: nn.Module, misfit: Misfit) -> Iterator[Sequence[Whole]]:
             yield [Whole(path, reads=True)]
             yield [Whole(other, reads=True) for other in alike]
         path = path.rpartition(".")[0]
-    yield [Whole("", step=(misfit.training, misfit.step))]
+    for reach in (0, 1):
+        near = range(misfit.step - reach, misfit.step + reach + 1)
+        yield [Whole("", step=(misfit.training, number)) for number in near]
     yield [Whole("")]

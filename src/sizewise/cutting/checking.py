@@ -29,7 +29,7 @@ class Misfit(ModelError):
     Attributes:
         module: Path of the module in which that shows.
         training: In which mode.
-        step: Number of the first result that is missing or wrong, among those of the mode.
+        step: Number of the first result that is wrong, or the last before one that is missing.
     """
 
     def __init__(self, message: str, module: str, training: bool, step: int) -> None:
@@ -55,7 +55,9 @@ def check(small: nn.Module, channels: Channels, mask: Mask) -> None:
         except ModelError as error:
             cause = error.__cause__
             where = paths.failed(cause) if cause else ""
-            raise Misfit(str(error), where, training, len(recorder.seen)) from cause
+            fits = [_fits(got, step, mask) for got, step in zip(recorder.seen, steps, strict=False)]
+            wrong = fits.index(False) if False in fits else len(fits) - 1
+            raise Misfit(str(error), where, training, wrong) from cause
         _compare(type(small).__name__, recorder.seen, steps, mask, training)
 
 
@@ -63,11 +65,10 @@ def _compare(
     name: str, got: Sequence[Seen], steps: Sequence[Step], mask: Mask, training: bool
 ) -> None:
     for number, ((operation, module, shape), step) in enumerate(zip(got, steps, strict=False)):
-        expected = step.cut_shape(mask)
-        if operation != step.operation or _rows(shape) != _rows(expected):
+        if not _fits(got[number], step, mask):
             raise Misfit(
                 f"{name} goes another way when it is cut: expected {step.operation} of shape "
-                f"{expected} in {step.module or 'it'}, got {operation} of shape "
+                f"{step.cut_shape(mask)} in {step.module or 'it'}, got {operation} of shape "
                 f"{shape}; {_ADVICE}",
                 module if operation != step.operation else step.module,
                 training,
@@ -83,6 +84,11 @@ def _compare(
             training,
             min(len(got), len(steps)),
         )
+
+
+def _fits(got: Seen, step: Step, mask: Mask) -> bool:
+    operation, _, shape = got
+    return operation == step.operation and _rows(shape) == _rows(step.cut_shape(mask))
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ class Whole:
     Attributes:
         path: Its path.
         reads: Whether what it reads and gives is whole too, and not only what is inside it.
-        step: Only this result and the one before it are whole: the mode and the result's number.
+        step: Only this result is whole: the mode and its number.
     """
 
     path: str
@@ -161,7 +161,7 @@ def _leave_whole(labels: Labels, module: Whole, tracers: Mapping[bool, Tracer]) 
     """Fix what a module computes: only what nothing else computes, unless it reads whole too."""
     if module.step is not None:
         training, number = module.step
-        for step, factors in tracers[training].results[max(number - 1, 0) : number + 1]:
+        for step, factors in tracers[training].results[max(number, 0) : number + 1]:
             labels.notes.place = step.operation, step.module
             for factor in factors:
                 labels.fix(factor, STORED_STEP)
