@@ -51,10 +51,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"patch_size": 2, "window_size": 4, "embed_dim": 24},
         **{"depths": [2, 2], "num_heads": [3, 6]},
     },
-    "timm:resnet26": {},
+    "timm:resnet26": {"channels": [8, 16, 24, 32]},
     "timm:mobilenetv3_small_050": {},
     "timm:convnext_atto": {"depths": [1, 1, 2, 1], "dims": [16, 24, 32, 48]},
-    "timm:regnety_002": {},
+    "timm:regnety_002": {"depth": 6, "w0": 16, "wa": 16.0, "group_size": 8},
     "transformers:ElectraForSequenceClassification": {
         **_TEXT,
         **{"intermediate_size": 96, "embedding_size": 32},
