@@ -227,7 +227,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
 
-class Notes(Watch):
+class Notes(Watch):  # type: ignore[no-untyped-call]
     """Notes the factors and the sizes of norms of the narrow model, in order."""
 
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
@@ -241,7 +241,7 @@ class Notes(Watch):
         return func(*args, **kwargs)
 
 
-class AsNarrow(Watch):
+class AsNarrow(Watch):  # type: ignore[no-untyped-call]
     """Gives the full model the narrow one's factors, and its norms the kept channels."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, seen: list[tuple[str, Any]]) -> None:
@@ -257,7 +257,7 @@ class AsNarrow(Watch):
         """Run an operation as the narrow model did."""
         if not kind:
             return func(*args, **kwargs)
-        noted, narrow = next(self._seen, ("", None))
+        noted, narrow = next(self._seen, ("", ()))
         if noted != kind:
             raise Mismatch("the narrow model runs other operations than the full one")
         if kind == "factor":
@@ -268,7 +268,7 @@ class AsNarrow(Watch):
             return func(self._shown(args[0], args[1][0], narrow), *args[1:], **kwargs)
         return self._norm(func, args, narrow)
 
-    def _shown(self, squares: Tensor, dim: int, size: int) -> Tensor:
+    def _shown(self, squares: Tensor, dim: int, size: Any) -> Tensor:
         """Return the entries along a dimension in which there is something."""
         if (squares < 0).any():
             raise Mismatch("a mean over channels was cut that is not one of squares")

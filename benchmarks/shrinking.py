@@ -42,7 +42,8 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, 10) of token ids (B, T)."""
-        return self.head(self.rnn(self.words(x))[0].mean(1))
+        logits: Tensor = self.head(self.rnn(self.words(x))[0].mean(1))
+        return logits
 
 
 @dataclass(frozen=True)

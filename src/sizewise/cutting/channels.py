@@ -51,15 +51,15 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
             nothing is left to cut because no narrow copy would run.
     """
     channels = traced(model, inputs, loose)
-    refused = _misfit(model, channels)
+    first = misfit = _misfit(model, channels)
     whole: dict[Whole, None] = {}
-    misfit = refused
-    while misfit is not None:
-        blamed = next((b for b in _blamed(model, misfit) if set(b) - set(whole)), ())
+    while first is not None and misfit is not None:
+        more = (found for found in _blamed(model, misfit) if set(found) - set(whole))
+        blamed = next(more, ())
         whole.update(dict.fromkeys(blamed))
         channels = traced(model, inputs, loose, whole)
-        if not channels.groups:
-            raise refused
+        if not blamed or not channels.groups:
+            raise first
         misfit = _misfit(model, channels)
     return channels
 
@@ -97,4 +97,4 @@ def _blamed(model: nn.Module, misfit: Misfit) -> Iterator[Sequence[Whole]]:
     for reach in (0, 1):
         near = range(misfit.step - reach, misfit.step + reach + 1)
         yield [Whole("", step=(misfit.training, number)) for number in near]
-    yield [Whole("")]
+    yield [Whole("", reads=True)]

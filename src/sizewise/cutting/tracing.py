@@ -166,7 +166,8 @@ def _leave_whole(labels: Labels, module: Whole, tracers: Mapping[bool, Tracer]) 
             for factor in factors:
                 labels.fix(factor, STORED_STEP)
         return
-    inside, outside = [], [np.full(1, FIXED)]
+    inside: list[Array] = []
+    outside: list[Array] = [np.full(1, FIXED)]
     for step, factors in (result for tracer in tracers.values() for result in tracer.results):
         within = not module.path or f"{step.module}.".startswith(f"{module.path}.")
         # What is left of a loose sum is what the module gives.

@@ -17,11 +17,11 @@ def state_dim(module: nn.Module) -> int | None:
 
 @resize.register
 def _(narrow: nn.RNNBase, full: nn.RNNBase) -> None:
-    gates = full.weight_hh_l0.shape[0] // full.hidden_size
-    narrow.hidden_size = narrow.weight_hh_l0.shape[0] // gates
-    narrow.input_size = narrow.weight_ih_l0.shape[1]
+    gates = len(full.get_parameter("weight_hh_l0")) // full.hidden_size
+    inputs, states = (narrow.get_parameter(f"weight_{name}_l0") for name in ("ih", "hh"))
+    narrow.hidden_size, narrow.input_size = len(states) // gates, inputs.shape[1]
     if full.proj_size:
-        narrow.proj_size = narrow.weight_hr_l0.shape[0]
+        narrow.proj_size = len(narrow.get_parameter("weight_hr_l0"))
     narrow._flat_weights = [getattr(narrow, name) for name in narrow._flat_weights_names]
 
 
