@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "timm:resnet26": {"channels": [8, 16, 24, 32]},
     "timm:mobilenetv3_small_050": {},
     "timm:convnext_atto": {"depths": [1, 1, 2, 1], "dims": [16, 24, 32, 48]},
-    "timm:regnety_002": {"depth": 6, "w0": 16, "wa": 16.0, "group_size": 8},
+    "timm:regnety_002": {"depth": 8, "w0": 8, "wa": 12.0, "group_size": 8},
     "transformers:ElectraForSequenceClassification": {
         **_TEXT,
         **{"intermediate_size": 96, "embedding_size": 32},

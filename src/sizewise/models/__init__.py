@@ -245,7 +245,7 @@ def _keywords(
             "no 'width'; add that parameter or use width 1"
         )
     for option, value in args.items():
-        if option in data:
+        if option in data and (option in named or not takes_any):
             raise ModelError(
                 f"{option!r} is no option of the model {name!r}: the run sets it; leave it out"
             )
