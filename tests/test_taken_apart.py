@@ -1,5 +1,6 @@
 """Methods that take models apart, with models whose own forward has to stay in charge."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ import torch
 from depth_cases import make_runner, make_task, plan_for, start, train
 from in_place_cases import Tokens
 from rounds import do_round
+from sizewise import config, session
 from sizewise.errors import ConfigError, ModelError
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Device
 from sizewise.methods import find
 from sizewise.methods.fedepth import FeDepth
 from sizewise.methods.fedepth.blocks import Blocks
+from sizewise.runs import deployment
 from sizewise.training.loop import freeze
 from sizewise.training.task import Task
 
@@ -90,6 +93,28 @@ def test_frozen_parts_come_back_as_they_were() -> None:
 def test_nothing_smaller_than_a_named_block_is_needed() -> None:
     task = make_task(MODELS[1], anatomy={"blocks": "stages"})
     assert task.parts.blocks == ("stages.0", "stages.1")
+
+
+def test_a_run_has_the_same_bits_anywhere_and_its_models_can_be_exported(tmp_path: Path) -> None:
+    chosen = {
+        "rounds": 2,
+        "model": {"name": MODELS[0]},
+        "data": {"name": "digits", "train_limit": 60, "test_limit": 20},
+        "fleet": {"devices": 4, "per_round": 4, "budgets": ["40kB", "200kB"]},
+        "method": {"name": "depthfl"},
+        "recipe": {"batch": 4},
+    }
+    found = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        given = config.from_dict({**chosen, "engine": {"workers": workers}})
+        with session.started(given, folder) as federation:
+            found.append(federation.run()["state_sha256"])
+    assert found[0] == found[1]
+    deployment.export(folder, tmp_path / "small.safetensors", size="depth 1")
+    with pytest.raises(ConfigError, match=r"torch\.export cannot follow 'depth 1' .* as safetens"):
+        deployment.export(folder, tmp_path / "small.pt2", size="depth 1")
+    assert not (tmp_path / "small.pt2").exists()
 
 
 def test_what_needs_parts_in_turn_says_so() -> None:
