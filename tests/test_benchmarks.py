@@ -17,7 +17,15 @@ from sizewise.memory.prediction import predict
 
 BENCHMARKS = ROOT / "benchmarks"
 
-HERE = ("cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py", "smallest.py")
+HERE = (
+    "anything.py",
+    "cutting.py",
+    "fedepth.py",
+    "levers.py",
+    "merge.py",
+    "nefl.py",
+    "smallest.py",
+)
 """Run in this process."""
 
 APART = ("memory.py", "outside.py", "startup.py", "peers/compare.py", "peers/scale.py")
@@ -75,6 +83,9 @@ def test_a_benchmark_runs(script: str, capsys: pytest.CaptureFixture[str]) -> No
     if script == "nefl.py":  # It has compared predicted with metered bytes as well.
         assert table[-1][1:5] == ["1.00"] * 4
         assert float(table[1][4]) < 1
+    if script == "anything.py":
+        assert all(cell.endswith(" of 3") for row in table[1:] for cell in row[1:])
+        assert "0 were refused and 0 are wrong" in text
     if script == "cutting.py":
         parameters = [int(row[2].replace(",", "")) for row in table[1:]]
         assert parameters == sorted(parameters, reverse=True)

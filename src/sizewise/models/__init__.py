@@ -1,4 +1,7 @@
-"""The model zoo, by name; and models of your own, as `"package.module:factory"`.
+"""The model zoo, by name; models of your own, as `"package.module:factory"`; of other libraries.
+
+`"timm:resnet18"`, `"torchvision.models:resnet18"` and
+`"transformers:BertForSequenceClassification"` are models of these libraries.
 
 A factory is called with those of `classes`, `image`, `channels` and `width` that its signature
 names, and with the options of the config. It returns a `nn.Module` that maps images of shape
@@ -34,6 +37,12 @@ _FAMILIES = {
     "preresnet": "sizewise.models.preresnet:preresnet",
     "resnet": "sizewise.models.resnet:cifar_resnet",
     "densenet": "sizewise.models.densenet:densenet",
+}
+# "timm:resnet18" calls from_timm.build("resnet18", ...).
+_LIBRARIES = {
+    "timm": "sizewise.models.from_timm:build",
+    "torchvision.models": "sizewise.models.from_torchvision:build",
+    "transformers": "sizewise.models.from_transformers:build",
 }
 _MODULES = {
     "resnet": ("resnet18", "resnet34", "wide_resnet101_2"),
@@ -177,7 +186,10 @@ def factory(name: str) -> Callable[..., Any]:
             "Python: sizewise.resume(folder, model=...), which also exports, or "
             "sizewise.deployment.load(file, model=...)"
         )
-    if ":" in name:
+    library, separator, wanted = name.partition(":")
+    if library in _LIBRARIES:
+        return partial(_load(_LIBRARIES[library]), wanted)
+    if separator:
         # An installed command does not look in the current folder by itself. At the end, so that
         # no file there hides a package; for good, as the factory may import more when called.
         if os.getcwd() not in sys.path:
@@ -189,7 +201,7 @@ def factory(name: str) -> Callable[..., Any]:
         return partial(_load(_FAMILIES[match[1]]), int(match[2]))
     raise ConfigError(
         f"no model is called {name!r}; {nearest(name, _CATALOGUE)} "
-        "(a model of your own is 'package.module:factory')"
+        "(a model of your own is 'package.module:factory', one of timm 'timm:resnet18')"
     )
 
 
@@ -224,17 +236,15 @@ def _keywords(
     """Return what to call a factory with: what it asks for of the data, and the options."""
     signature = inspect.signature(factory).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature)
-    named = {
-        p.name: p.annotation
-        for p in signature
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
+    asked = [p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = {p.name: p.annotation for p in asked}
+    needed = {p.name for p in asked if p.default is p.empty}
     if "vocabulary" in data and "vocabulary" not in named:
         raise ModelError(
             f"the model {name!r} takes no 'vocabulary', so it is not for texts; "
             "use 'encoder', or data with images"
         )
-    if "vocabulary" in named and "vocabulary" not in data:
+    if "vocabulary" in needed and "vocabulary" not in data:
         raise ModelError(
             f"the model {name!r} is for texts; use another one for images, such as 'cnn'"
         )
@@ -249,7 +259,7 @@ def _keywords(
             "no 'width'; add that parameter or use width 1"
         )
     for option, value in args.items():
-        if option in data:
+        if option in data and (option in named or not takes_any):
             raise ModelError(
                 f"{option!r} is no option of the model {name!r}: the run sets it; leave it out"
             )

@@ -135,8 +135,9 @@ def show_plan(
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
     console = console or _console()
     console.print(table)
-    if cuts is not None:
-        console.print(str(cuts), soft_wrap=True)
+    for said in (None if cuts is None else str(cuts), rows[0]["blocks"] if rows else None):
+        if said is not None:
+            console.print(said, soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)

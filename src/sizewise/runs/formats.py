@@ -79,7 +79,13 @@ def _write_program(chosen: Exported, task: Task, out: Path) -> float:
     batch = torch.export.Dim("batch", min=1, max=4096)
     several = task.drawn(max(2, chosen.batch))
     with _quiet():
-        program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
+        try:
+            program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
+        except Exception as error:  # It may stumble over anything, such as a model left early.
+            raise ConfigError(
+                f"torch.export cannot follow {chosen.size!r} ({type(error).__name__}); export it "
+                "as safetensors or .onnx instead"
+            ) from error
         torch.export.save(program, out)
     return _largest_difference(chosen, program.module(), task)
 

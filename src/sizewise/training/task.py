@@ -16,11 +16,13 @@ from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.data import pretrained
 from sizewise.data.catalog import MEMORY
 from sizewise.data.dataset import Target
-from sizewise.errors import ConfigError
+from sizewise.errors import ConfigError, ModelError
 from sizewise.exchange.plan import TrainingStage, Update
 from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
-from sizewise.surgery.anatomy import Anatomy, anatomy, hidden_shapes
+from sizewise.surgery.anatomy import Anatomy, hidden_shapes
+from sizewise.surgery.in_place import InPlace
+from sizewise.surgery.taking_apart import taken_apart
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -31,8 +33,8 @@ class ModelConfig:
     Attributes:
         name: A model of the zoo, or "package.module:factory" for your own.
         args: Further arguments of its factory.
-        anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
-            `sizewise.anatomy`. Methods that take a model apart need them.
+        anatomy: Paths of its `blocks`, if those that are found are wrong; or of `stem`, `blocks`
+            and `head`. For methods that take a model apart.
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
             hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
             Python: "memory:" and their hash. The run sets it.
@@ -225,18 +227,33 @@ class Task:
             raise ConfigError(
                 f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
             )
-        parts = anatomy(module, **self.model.anatomy)
-        parts.check(module, self.drawn(2))
-        return parts
+        return taken_apart(module, self.drawn(2), **self.model.anatomy)
 
-    @cached_property
+    @property
     def parts(self) -> Anatomy:
         """Stem, blocks and head of the model, for methods that take it apart."""
-        return self.anatomy(self.build())
+        if isinstance(self._parts, ModelError):
+            raise self._parts
+        return self._parts
+
+    @property
+    def is_taken_apart(self) -> bool:
+        """Whether somebody has asked for the parts, and there are some."""
+        return "_parts" in vars(self) and not isinstance(self._parts, ModelError)
+
+    @cached_property
+    def _parts(self) -> Anatomy | ModelError:
+        """The parts, or why there are none; looked for once."""
+        try:
+            return self.anatomy(self.build())
+        except ModelError as error:
+            return error
 
     @cached_property
     def hidden_shapes(self) -> tuple[torch.Size, ...]:
         """Shapes of a sample's hidden tensor after the stem and after each block."""
+        if isinstance(self.parts, InPlace):
+            return self.parts.shapes
         return hidden_shapes(self.build().eval(), self.parts, self.drawn(2))
 
     @cached_property
@@ -251,4 +268,5 @@ class Task:
         # The last batch can be half as large again; see `evaluation.batch_count`.
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
-        return LowMemoryInference(module, self.anatomy(module), self.inputs(largest), budget)
+        parts = self.anatomy(module).in_turn("recipe.eval_memory")
+        return LowMemoryInference(module, parts, self.inputs(largest), budget)

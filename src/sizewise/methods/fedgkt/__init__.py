@@ -296,7 +296,9 @@ class FedGKT(Method):
         if not server:
             return small
         large = self.submodels.copy(self.main).load(state.tensors)
-        stem = [small.get_submodule(path) for path in self.submodels.small.parts.stem]
+        stem = [
+            small.get_submodule(path) for path in self.submodels.small.parts.in_turn("fedgkt").stem
+        ]
         return nn.Sequential(*stem, large)
 
     def summary_metric(self, sizes: Mapping[str, float]) -> float:

@@ -59,7 +59,8 @@ class Different(Submodels):
 
     def slices(self, submodel: Any) -> View:
         """Return the stem and the head; nothing if devices keep theirs."""
-        parts, own = self.task_of(submodel).parts, own_tensors(self.pattern(submodel))
+        parts = self.task_of(submodel).parts.in_turn("sharing a stem and a head")
+        own = own_tensors(self.pattern(submodel))
         ends = [name for name in own if parts.part_of(name) in ENDS]
         return whole(ends if self.aggregate else [])
 
