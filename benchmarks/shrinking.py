@@ -3,8 +3,8 @@
     PYTHONPATH=src /tmp/outside/bin/python benchmarks/shrinking.py > benchmarks/shrinking.md
 
 `outside.py` says how the environment is made, and judges small versions of these and many others.
-Takes two minutes. Models of transformers have no data here, so billions of parameters are no matter;
-layers beyond the fourth would only repeat what is there.
+Takes a minute. Models of transformers have no data here, so their size is no matter; layers beyond
+the fourth would only repeat what is there.
 
 A parameter's entry shrinks if it lies in a dimension that is cut. Blocks are modules of one class,
 side by side in a list; what is around them is embeddings, stems and heads, whose vocabularies,
@@ -29,6 +29,13 @@ from sizewise.errors import SizewiseError
 from sizewise.torch_tools.dry_run import MetaMode
 
 WIDTH = 1 / 4
+
+HEAD = """# How much of a model shrinks
+
+Written by `benchmarks/shrinking.py`, which says what counts. *Shrinks*: the share of the parameters
+that lie in a dimension that is cut. *At 1/4*: how many are left at a quarter of the width, where
+6.3 % is a quarter of the inputs by a quarter of the outputs.
+"""
 
 
 class Recurrent(nn.Module):
@@ -188,10 +195,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parser = common.parser(__doc__)
     given = parser.parse_args()
-    print("# How much of a model shrinks\n")
-    print("Written by `benchmarks/shrinking.py`, which says what counts. *Shrinks*: the share of the")
-    print("parameters that lie in a dimension that is cut. *At 1/4*: how many are left at a quarter")
-    print("of the width, where 6.3 % is a quarter of the inputs by a quarter of the outputs.\n")
+    print(HEAD)
     print(
         common.head(
             *("model", "parameters", "blocks shrink", "all shrink", "blocks at 1/4", "all at 1/4"),

@@ -18,12 +18,8 @@ from sizewise.memory.prediction import predict
 BENCHMARKS = ROOT / "benchmarks"
 
 HERE = (
-    "anything.py",
-    "cutting.py",
-    "fedepth.py",
-    "levers.py",
-    "merge.py",
-    "nefl.py",
+    *("anything.py", "cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py"),
+    "shrinking.py",
     "smallest.py",
 )
 """Run in this process."""
@@ -105,6 +101,12 @@ def test_predicted_bytes_are_those_of_the_allocator() -> None:
     (table,) = tables(smoke("memory.py").partition("## ")[2])
     (row,) = table[1:]
     assert row[5] == row[6], "predicted and metered"
+
+
+def test_the_share_that_shrinks_is_counted() -> None:
+    (table,) = tables(smoke("shrinking.py"))
+    rows = {row[0]: row[3] for row in table[1:]}
+    assert rows == {"LSTM, 2 layers of 512": "100.0%", "GRU, 2 layers of 512, both ways": "100.0%"}
 
 
 def test_odd_modules_are_judged() -> None:

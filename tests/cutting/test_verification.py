@@ -322,6 +322,30 @@ def test_stored_sizes_that_a_trial_did_not_meet_are_refused_by_name(
         check(model, channels, keep(channels, 1 / 4))
 
 
+def test_a_stream_whose_first_width_is_noted_stays_together() -> None:
+    class Noted(nn.Module):
+        """Ends in the shape that it began with, as GPT-2 does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            shape = x.shape
+            for block in self.blocks:
+                x = x + block(x).relu()
+            return self.head(x.view(shape))
+
+    channels = trace(Noted(), TOKENS, loose=True)
+    assert [group.size for group in channels.groups] == [8]
+    assert channels.notes == (
+        "Noted keeps a residual stream at one width; it does not run where that changes on the way",
+    )
+    assert verify(Noted(), channels, keep(channels, 1 / 4)) < 1e-12
+
+
 def test_streams_whose_channels_are_not_where_sums_drop_them_stay_together() -> None:
     class Signals(nn.Module):
         """A residual stream (B, C, T)."""

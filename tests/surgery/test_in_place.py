@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from in_place_cases import BLOCKS, Ladder, SharedLayers, Stages, Tokens
+from in_place_cases import BLOCKS, Altering, Ladder, SharedLayers, Stages, Tokens
 from sizewise.errors import ModelError
 from sizewise.surgery.dropping import drop_blocks
 from sizewise.surgery.in_place import InPlace, enter
@@ -190,6 +190,19 @@ def test_a_head_that_sees_more_than_the_last_block_is_refused() -> None:
         ModelError, match=r"what Ladder makes of its blocks, blocks\.0 to blocks\.2"
     ):
         taken_apart(Ladder(classes=3, image=IMAGE), inputs())
+
+
+def test_what_is_changed_in_place_later_is_handed_out_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = Altering(classes=3, image=IMAGE).eval()
+    parts = taken_apart(model, inputs())
+    assert isinstance(parts, InPlace)
+    x, expected = inputs(5), model.hidden(inputs(5))
+    found, _ = parts.steer(model).hidden(model, x, {1, 2, 3})
+    assert all(torch.equal(found[n + 1], hidden) for n, hidden in enumerate(expected))
+    # Around the last block, what the one before gave is not changed a second time.
+    dropped = drop_blocks(copy.deepcopy(model), parts, parts.shapes, (0,))
+    torch.testing.assert_close(dropped(x), model.classifier((expected[0] + 3).mean((2, 3))))
 
 
 def test_a_layer_that_is_called_again_is_one_block() -> None:

@@ -16,7 +16,9 @@ without a rule reads: `Channels.notes` names these. A dimension that is split in
 inside every head, the same entries in all, so the number of heads stays.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -29,6 +31,8 @@ from sizewise.errors import ModelError
 from sizewise.torch_tools.dry_run import MetaMode, on_meta
 
 __all__ = ["WHOLE", "Channels", "Group", "Kept", "trace"]
+
+JOINED = "keeps a residual stream at one width; it does not run where that changes on the way"
 
 
 def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
@@ -50,27 +54,46 @@ def trace(model: nn.Module, *inputs: Tensor, loose: bool = False) -> Channels:
         ModelError: The model cannot be copied, or cannot run on such inputs without data, or
             nothing is left to cut because no narrow copy would run.
     """
-    channels = traced(model, inputs, loose)
-    first = misfit = _misfit(model, channels)
+    channels = _settled(model, inputs, loose)
+    # What narrows on the way may not run where a forward notes the width that it begins with.
+    if channels.loose and _misfit(model, channels, partial(_later, channels)) is not None:
+        channels = _settled(model, inputs, loose, joined=True)
+        note = f"{type(model).__name__} {JOINED}"
+        channels = replace(channels, notes=(*channels.notes, note))
+    return channels
+
+
+def _settled(
+    model: nn.Module, inputs: Sequence[Tensor], loose: bool, joined: bool = False
+) -> Channels:
+    """Trace a model again and again, until a narrow copy runs."""
+    channels = traced(model, inputs, loose, joined=joined)
+    first = misfit = _misfit(model, channels, 0.5)
     whole: dict[Whole, None] = {}
     while first is not None and misfit is not None:
         more = (found for found in _blamed(model, misfit) if set(found) - set(whole))
         blamed = next(more, ())
         whole.update(dict.fromkeys(blamed))
-        channels = traced(model, inputs, loose, whole)
+        channels = traced(model, inputs, loose, whole, joined)
         if not blamed or not channels.groups:
             raise first
-        misfit = _misfit(model, channels)
+        misfit = _misfit(model, channels, 0.5)
     return channels
 
 
-def _misfit(model: nn.Module, channels: Channels) -> Misfit | None:
+def _later(channels: Channels, group: Group) -> float:
+    return 1.0 if group.index < len(channels.groups) / 2 else 0.5
+
+
+def _misfit(
+    model: nn.Module, channels: Channels, ratio: float | Callable[[Group], float]
+) -> Misfit | None:
     """Return how a narrow copy fails, if it does because of sizes that a module stores."""
     if not channels.groups:
         return None
     try:
         with MetaMode():
-            shrink(on_meta(model), channels, keep(channels, 0.5))
+            shrink(on_meta(model), channels, keep(channels, ratio))
     except Misfit as misfit:
         return misfit
     except ModelError:

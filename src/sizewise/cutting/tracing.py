@@ -45,9 +45,17 @@ class Whole:
 
 
 def traced(
-    model: nn.Module, inputs: Sequence[Tensor], loose: bool, whole: Collection[Whole] = ()
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    loose: bool,
+    whole: Collection[Whole] = (),
+    joined: bool = False,
 ) -> Channels:
-    """Trace a model once; see `channels.trace`, which finds out what must be left whole."""
+    """Trace a model once; see `channels.trace`, which finds out what must be left whole.
+
+    With `joined`, layers are in the order in which they run as in a loose trace, but a residual
+    stream is one group.
+    """
     meta = tuple(tensor.to("meta") for tensor in inputs)
     double = on_meta(model, trial=True)
     labels = Labels()
@@ -56,7 +64,7 @@ def traced(
         if tensor.is_floating_point():
             labels.add(tensor)
     labels.tables.update(dict.fromkeys(double.buffers(), True))
-    tracers = _both_modes(double, labels, meta, loose)
+    tracers = _both_modes(double, labels, meta, loose and not joined)
     used = {key: None for tracer in tracers.values() for key in tracer.used}
     _leave_out(labels, double, used)
     for module in whole:
@@ -73,7 +81,7 @@ def traced(
         parameters=tuple(name for name, _ in model.named_parameters()),
         inputs=meta,
         broadcasts=frozenset[str]().union(*(tracer.broadcasts for tracer in tracers.values())),
-        loose=loose,
+        loose=loose and not joined,
     )
 
 

@@ -39,6 +39,8 @@ class Form:
         carried: Results that the block passes on beside the hidden tensor, such as a mask or a
             bias, each with the argument that it is in the next block.
         constants: What results are that are no tensors, such as sizes.
+        altered_in: Whether somebody changes the hidden tensor in place after it came in.
+        altered_out: Whether somebody does so after it went out.
     """
 
     taken: int
@@ -48,6 +50,8 @@ class Form:
     spec: TreeSpec
     carried: tuple[tuple[int, int], ...] = ()
     constants: tuple[Any, ...] = ()
+    altered_in: bool = False
+    altered_out: bool = False
 
     @property
     def outer(self) -> torch.Size:
@@ -64,14 +68,14 @@ class Form:
         return self
 
     def hidden_in(self, args: Any, kwargs: Any) -> Tensor:
-        """Return the hidden tensor (B, ...) among the arguments of a call."""
+        """Return the hidden tensor (B, ...) among the arguments of a call, to keep."""
         found: Tensor = tree_flatten((args, kwargs))[0][self.taken]
-        return found
+        return found.clone() if self.altered_in else found
 
     def hidden_out(self, result: Any) -> Tensor:
-        """Return the hidden tensor (B, ...) among the results of a call."""
+        """Return the hidden tensor (B, ...) among the results of a call, to keep."""
         found: Tensor = tree_flatten(result)[0][self.given]
-        return found
+        return found.clone() if self.altered_out else found
 
     def with_hidden(self, result: Any, hidden: Tensor) -> Any:
         """Return the results of a call with another hidden tensor among them."""
@@ -94,6 +98,8 @@ class Form:
             made[result] = skip_link(value, shape or ()) if fits else value
         if hidden is not None:
             made[self.given] = hidden
+        if self.altered_out:  # In place of a tensor of the block's own, which that was free to do.
+            made[self.given] = made[self.given].clone()
         return tree_unflatten(made, self.spec)
 
 

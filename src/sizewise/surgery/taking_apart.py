@@ -98,9 +98,8 @@ def _forms(trace: Trace, blocks: Sequence[Call]) -> tuple[Form, ...]:
     last = {id(call.module): call for call in trace.root.every()}
     found: list[Form] = []
     for number, first in enumerate(blocks):
-        call = last[
-            id(first.module)
-        ]  # A module that is called again gives what its last call gave.
+        # A module that is called again gives what its last call gave.
+        call = last[id(first.module)]
         taken, given, after = first.taken, call.given, blocks[number + 1 :][:1]
         shapes = [_sample(leaf) for leaf in call.results]
         inner = None if taken is None else _sample(first.arguments[taken])
@@ -111,7 +110,11 @@ def _forms(trace: Trace, blocks: Sequence[Call]) -> tuple[Form, ...]:
             )
         carried = [pair for later in after for pair in _carried(call, later) if pair[0] != given]
         constants = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in call.results)
-        form = Form(taken, given, inner, tuple(shapes), call.spec, tuple(carried), constants)
+        form = Form(
+            *(taken, given, inner, tuple(shapes), call.spec, tuple(carried), constants),
+            altered_in=first.arguments[taken]._version != first.versions[taken],
+            altered_out=call.results[given]._version != call.after[given],
+        )
         if not after and found and found[-1].spec == form.spec:
             form = replace(form, carried=found[-1].carried)
         found.append(form)
