@@ -186,7 +186,7 @@ def test_a_run_on_a_table_from_the_command_line(
     assert "held out" in described["notes"][0]
     # A model for images says that these are none.
     cnn = ["--set", "model.name=cnn", "--out", tmp_path / "two"]
-    assert_one_sentence(sizewise("run", *arguments, *cnn), "the model 'cnn'")
+    assert_one_sentence(sizewise("run", *arguments, *cnn), "the data holds vectors of 3, as 'mlp'")
     assert not (tmp_path / "two").exists()
 
 

@@ -75,7 +75,9 @@ def resumed(
     `started`. Overrides are values of its config to change on the way, such as `rounds=40`.
     """
     # Before anything is written: opening the folder records what changes.
-    memory.check(resuming.read(path, overrides).data, dataset)
+    chosen = resuming.read(path, overrides)
+    memory.check(chosen.data, dataset)
+    provenance.check_tokenizer(path, chosen)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
