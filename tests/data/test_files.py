@@ -86,10 +86,17 @@ def folder_of(folder: Path) -> Path:
     return folder / "images"
 
 
+def parquet_of_paths(folder: Path) -> Path:
+    table = pandas.DataFrame({"path": paths_of(folder), "label": LABELS})
+    table.to_parquet(folder / "paths.parquet")
+    return folder / "paths.parquet"
+
+
 PICTURES: dict[str, Callable[[Path], Path]] = {
     "folder": folder_of,
     "parquet": hugging,
     "structs": structs,
+    "parquet of paths": parquet_of_paths,
     "csv": lambda f: write_csv(f / "m.csv", path=paths_of(f), label=LABELS),
     "csv, absolute": lambda f: write_csv(f / "m.csv", p=paths_of(f, absolute=True), y=LABELS),
     "jsonl": lambda f: write_lines(f / "m.jsonl", file=paths_of(f), label=LABELS.astype(str)),
@@ -186,7 +193,7 @@ def test_a_run_on_a_table_from_the_command_line(
     assert "held out" in described["notes"][0]
     # A model for images says that these are none.
     cnn = ["--set", "model.name=cnn", "--out", tmp_path / "two"]
-    assert_one_sentence(sizewise("run", *arguments, *cnn), "the model 'cnn'")
+    assert_one_sentence(sizewise("run", *arguments, *cnn), "the data holds vectors of 3, as 'mlp'")
     assert not (tmp_path / "two").exists()
 
 

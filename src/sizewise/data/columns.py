@@ -134,6 +134,5 @@ def _inputs(where: str, table: Table, rest: Mapping[str, What]) -> tuple[Form, t
 
 def _is_path(table: Table, column: str) -> bool:
     """Return whether a column of texts holds paths of images, by its first one."""
-    for batch in table.batches([column], 1):
-        return Path(str(batch[column][0])).suffix.lower() in IMAGE_ENDINGS
-    return False
+    first = table.first(column)
+    return isinstance(first, str) and Path(first).suffix.lower() in IMAGE_ENDINGS

@@ -56,7 +56,7 @@ def open_splits(place: Path, found: Mapping[str, Sequence[Path]]) -> dict[str, T
     splits: dict[str, Table] = {}
     if stored:
         streams = datasets.load_dataset("parquet", data_files=stored, streaming=True)
-        splits |= {split: Stream(stream) for split, stream in streams.items()}
+        splits |= {split: Stream(s, _first(stored[split][0])) for split, s in streams.items()}
     for split, paths in found.items():
         if paths[0].suffix[1:] in ("csv", "jsonl"):
             splits[split] = Stream(datasets.Dataset(_table(paths)))
@@ -65,6 +65,21 @@ def open_splits(place: Path, found: Mapping[str, Sequence[Path]]) -> dict[str, T
             classes = [path.relative_to(home).parts[0] for path in paths]
             splits[split] = Plain({"image": list(map(str, paths)), "label": classes})
     return splits
+
+
+def _first(path: str) -> dict[str, object]:
+    """Return the texts in the first row of a parquet file."""
+    from pyarrow import parquet, types
+
+    with parquet.ParquetFile(path) as file:
+        texts = [
+            field.name
+            for field in file.schema_arrow
+            if types.is_string(field.type) or types.is_large_string(field.type)
+        ]
+        for batch in file.iter_batches(1, columns=texts):
+            return {name: batch[name][0].as_py() for name in texts}
+    return {}
 
 
 def _table(paths: Sequence[Path]) -> Any:

@@ -50,6 +50,10 @@ class Table(Protocol):
         """How many rows there are, where that is known before they are read."""
         ...
 
+    def first(self, column: str) -> object:
+        """Return what a column holds in the first row; None if that cannot be told in advance."""
+        ...
+
     def batches(self, columns: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
         """Yield the rows of some columns, up to so many at a time."""
         ...
@@ -71,12 +75,21 @@ class Split(Protocol):
 
 
 class Stream:
-    """The rows of a Hugging Face data set."""
+    """The rows of a Hugging Face data set; a stream may come with its first row's values."""
 
-    def __init__(self, split: Split) -> None:
-        self._split = split
+    def __init__(self, split: Split, first: Mapping[str, object] | None = None) -> None:
+        self._split, self._first = split, first or {}
         self.kinds = {key: kind_of(feature) for key, feature in (split.features or {}).items()}
         self.rows: int | None = getattr(split, "num_rows", None)
+
+    def first(self, column: str) -> object:
+        """Return what a column holds in the first row.
+
+        A stream is not asked: one that is not read to its end can crash pyarrow later.
+        """
+        if self.rows is None:
+            return self._first.get(column)
+        return next((batch[column][0] for batch in self.batches([column], 1)), None)
 
     def batches(self, columns: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
         """Yield the rows of some columns."""
@@ -126,6 +139,10 @@ class Plain:
         self._columns = columns
         self.kinds = {key: kind_of_values(values) for key, values in columns.items()}
         self.rows = min((len(values) for values in columns.values()), default=0)
+
+    def first(self, column: str) -> object:
+        """Return what a column holds in the first row."""
+        return self._columns[column][0] if self.rows else None
 
     def batches(self, columns: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
         """Yield the rows of some columns."""
@@ -203,6 +220,10 @@ class Items:
             raise DataError(f"{where} has no samples; use other data")
         self._named = isinstance(self._sample(0), Mapping)
         self.kinds = {key: kind_of_value(value) for key, value in self._row(0).items()}
+
+    def first(self, column: str) -> object:
+        """Return what a column holds in the first row."""
+        return self._row(0)[column]
 
     def _sample(self, number: int) -> Any:
         try:

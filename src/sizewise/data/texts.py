@@ -49,6 +49,11 @@ def tokenizer_file(name: str) -> Path:
     return path
 
 
+def tokenizer_text(name: str) -> str:
+    """Return a tokenizer as it is stored, which is JSON."""
+    return tokenizer_file(name).read_text(encoding="utf-8")
+
+
 def own_tokenizer(weights: str | None) -> str | None:
     """Return the tokenizer that comes with published weights, if one does."""
     place = pretrained.described(weights)
@@ -74,7 +79,7 @@ def tokenizer_of(data: Dataset, name: str | None) -> str:
     if data.tokenizer or not data.vocabulary or name is None:
         return data.tokenizer
     fits = tokenizer(name).get_vocab_size() == data.vocabulary
-    return tokenizer_file(name).read_text(encoding="utf-8") if fits else ""
+    return tokenizer_text(name) if fits else ""
 
 
 def of_length(stored: str, length: int) -> str:
@@ -128,8 +133,8 @@ class TextReader:
 
     def described(self, samples: Samples) -> Samples:
         """Return the samples with the tokenizer that made them."""
-        stored = tokenizer_file(self._name).read_text(encoding="utf-8")
-        return replace(samples, vocabulary=self._tokens.get_vocab_size(), tokenizer=stored)
+        vocabulary, stored = self._tokens.get_vocab_size(), tokenizer_text(self._name)
+        return replace(samples, vocabulary=vocabulary, tokenizer=stored)
 
     def _numbers(self, tags: Sequence[Any]) -> list[int]:
         """Return the numbers of tags; words get one when they come for the first time."""

@@ -133,6 +133,8 @@ def build(
     except Exception as error:  # a factory of the user's may raise anything
         given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
         reason = str(error).partition("\n")[0] or type(error).__name__
+        if len(image) == 1 and not vocabulary:
+            reason += f" (the data holds vectors of {image[0]}, as 'mlp' and 'linear' take them)"
         known = NoChannelLeft if isinstance(error, NoChannelLeft) else ModelError
         raise known(f"the model {name!r} cannot be built with {given}: {reason}") from error
     if not isinstance(model, nn.Module):

@@ -134,6 +134,7 @@ def _description(setting: Setting) -> dict[str, Any]:
             "samples": len(data.train_labels),
         },
         "class_names": list(data.class_names),
+        "dtype": str(data.train_inputs.dtype),
         "mean": list(data.mean),
         "std": list(data.std),
     }
@@ -146,6 +147,7 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
     chosen = resuming.read(path)
     check_data(chosen.data, dataset)
+    provenance.check_tokenizer(path, chosen)
     setting = preparation.prepare(chosen, dataset)
     provenance.check(path, setting)
     return setting

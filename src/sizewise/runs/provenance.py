@@ -6,10 +6,12 @@ depend on a file elsewhere. Nobody goes on with other data, or with another toke
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sizewise.data.texts import own_tokenizer, tokenizer_of
+from sizewise.config import Config
+from sizewise.data.texts import own_tokenizer, tokenizer_of, tokenizer_text
 from sizewise.errors import CheckpointError
 from sizewise.exchange import checkpoint
 from sizewise.runs.preparation import Setting
@@ -20,40 +22,50 @@ TOKENIZER = "tokenizer.json"
 
 def tokenizer_in(setting: Setting) -> str:
     """Return the tokenizer of a run's texts, as JSON; nothing for other data."""
-    chosen = setting.config
-    name = chosen.data.tokenizer or own_tokenizer(chosen.model.weights)
-    return tokenizer_of(setting.dataset, name)
+    return tokenizer_of(setting.dataset, _named(setting.config))
 
 
-def hashes(setting: Setting) -> dict[str, str]:
-    """Return a hash of the data, and one of the tokenizer if there is one."""
-    tokens = tokenizer_in(setting)
-    found = {"data_sha256": setting.dataset.fingerprint()}
-    if tokens:
-        found["tokenizer_sha256"] = hashlib.sha256(tokens.encode()).hexdigest()
-    return found
-
-
-def write(path: Path, setting: Setting, counts: dict[str, Any]) -> None:
+def write(path: Path, setting: Setting, counts: Mapping[str, object]) -> None:
     """Record the data of a new run, with the counts of its partition, in the run's folder."""
+    described: dict[str, object] = {"data_sha256": setting.dataset.fingerprint()}
     if tokens := tokenizer_in(setting):
         checkpoint.write_bytes(path / TOKENIZER, tokens.encode())
-    notes = list(setting.dataset.notes)
-    described = {**hashes(setting), **counts, **({"notes": notes} if notes else {})}
+        described["tokenizer_sha256"] = _hash(tokens)
+    if setting.dataset.notes:
+        described["notes"] = list(setting.dataset.notes)
+    described |= counts
     checkpoint.write_bytes(path / DESCRIBED, json.dumps(described).encode())
 
 
-def check(path: Path, setting: Setting) -> None:
-    """Raise CheckpointError unless the data is what the run in a folder was started with."""
-    known = json.loads((path / DESCRIBED).read_text(encoding="utf-8"))
-    data, found = setting.config.data, hashes(setting)
-    if known.get("tokenizer_sha256") not in (None, found.get("tokenizer_sha256")):
+def check_tokenizer(path: Path, config: Config) -> None:
+    """Raise CheckpointError if a config names another tokenizer than the run in a folder has."""
+    if not (path / DESCRIBED).is_file():
+        return
+    known, name = _described(path).get("tokenizer_sha256"), _named(config)
+    if known is not None and name is not None and _hash(tokenizer_text(name)) != known:
         raise CheckpointError(
             f"the tokenizer is not what {str(path)!r} was started with; give that one again, "
             f"which is kept there: --set data.tokenizer={path / TOKENIZER}"
         )
-    if known["data_sha256"] != found["data_sha256"]:
+
+
+def check(path: Path, setting: Setting) -> None:
+    """Raise CheckpointError unless the data is what the run in a folder was started with."""
+    if _described(path)["data_sha256"] != setting.dataset.fingerprint():
         raise CheckpointError(
-            f"the data is not what {str(path)!r} was started with; restore {data.name!r} or give "
-            "the data that was in memory, or start a new run"
+            f"the data is not what {str(path)!r} was started with; restore "
+            f"{setting.config.data.name!r} or give the data that was in memory, or start a new run"
         )
+
+
+def _described(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / DESCRIBED).read_text(encoding="utf-8"))
+    return found
+
+
+def _named(config: Config) -> str | None:
+    return config.data.tokenizer or own_tokenizer(config.model.weights)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -81,6 +81,7 @@ def resumed(
     # Before anything is written: opening the folder records what changes.
     wanted = resuming.read(path, overrides)
     memory.check(wanted.data, dataset)
+    provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
     folder, config = RunFolder.open(path, overrides)
     try:
