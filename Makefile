@@ -45,9 +45,10 @@ bench: $(VENV)/dev
 	for name in $(BENCHMARKS); do run $(BIN)/python benchmarks/$$name.py; done; \
 	run $(BIN)/python benchmarks/peers/scale.py; \
 	run $(BIN)/python benchmarks/peers/compare.py $(if $(PEERS),,--here); \
-	if [ -n "$(OUTSIDE)" ]; then PYTHONPATH=src run $(OUTSIDE) benchmarks/outside.py; fi; \
+	if [ -n "$(OUTSIDE)" ]; then for name in outside shrinking anything; do \
+	PYTHONPATH=src run $(OUTSIDE) benchmarks/$$name.py; done; fi; \
 	echo; $(if $(PEERS),,echo "skipped: Flower's simulation and pfl (make bench PEERS=1)";) \
-	$(if $(OUTSIDE),,echo "skipped: benchmarks/outside.py (make bench OUTSIDE=PYTHON)";) \
+	$(if $(OUTSIDE),,echo "skipped: benchmarks/outside.py, shrinking.py, anything.py (make bench OUTSIDE=PYTHON)";) \
 	if [ -n "$$missed" ]; then echo "failed, or missed its goal:$$missed"; exit 1; fi
 
 docs: $(VENV)/dev

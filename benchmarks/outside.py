@@ -18,14 +18,17 @@ Every module is traced, cut to a random half and to the first quarter of each gr
 checked by the library (`cutting.verify`). Whatever the library lets pass is judged here again, by
 code that shares nothing with it: in float64, with other random weights, in eval and in training
 mode, the narrow model must give the outputs of the full model in which every dropped entry is next
-to nothing (1e-30). It must also train: one step in float32. Three differences are meant, and taken
+to nothing (1e-30). It must also train: one step in float32. Four differences are meant, and taken
 out of the comparison:
 
 - A layer norm has the statistics of the channels that exist. The full model's gets those of the
   channels whose weight is not silent or, without weights, whose values are not; there must be as
   many as the narrow one has.
+- Likewise the mean of squares in an RMS norm: over the channels in which there is something, and
+  there must be as many as the narrow one has.
 - Numbers that a forward works out from its sizes, such as the root of a head's size, are those of
-  the narrow model: its factors of multiplications and divisions are used in the full one too.
+  the narrow model: its factors of multiplications and divisions are used in the full one too,
+  also where they are tensors of one number that neither weights nor inputs went into.
 - Attention that is not told its scale gets 1, in both.
 
 Dropout is off. Outputs may differ by 1e-8 of the largest one.
@@ -47,6 +50,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import common
 from outside_modules import Module, named
@@ -101,10 +105,10 @@ def judge(model: nn.Module, channels: Channels, kept: Kept, module: Module) -> f
             if isinstance(layer, nn.RNNBase):
                 layer.eval()
         with torch.no_grad(), plain_attention():
-            notes = Notes()
+            notes = Notes(narrow, inputs)
             with notes:
                 got = narrow(inputs)
-            reference = AsNarrow(notes.seen)
+            reference = AsNarrow(full, inputs, notes.seen)
             with reference:
                 expected = full(inputs)
             reference.finish()
@@ -185,34 +189,63 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def kind(func: Any, args: Any) -> str | None:
-    """Return what has to be accounted for in an operation: a factor or a layer norm."""
-    name = str(func._schema.name).partition("::")[2].rstrip("_")
-    if name in ("mul", "div") and isinstance(args[1], int | float):
-        return "factor"
-    return "norm" if name == "native_layer_norm" else None
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees what has to be accounted for: factors, layer norms, and means over one dimension."""
 
-
-class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the factors and the sizes of layer norms of the narrow model, in order."""
-
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[str, Any]] = []
+        # Tensors that weights or inputs went into.
+        self._live = WeakTensorKeyDictionary(
+            dict.fromkeys([*model.parameters(), *model.buffers(), inputs], True)
+        )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        if (found := kind(func, args)) is not None:
-            self.seen.append((found, args[1]))
-        return func(*args, **(kwargs or {}))
+        name = str(func._schema.name).partition("::")[2].rstrip("_")
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        kind, value = "", None
+        if name in ("mul", "div") and self._constant(args[1]):
+            kind, value = "factor", args[1]
+        elif name == "native_layer_norm":
+            kind, value = "norm", list(args[1])
+        elif name == "mean" and len(args) > 1 and len(args[1] or ()) == 1:
+            kind, value = "mean", args[0].shape[args[1][0]]
+        out = self.run(func, args, kwargs or {}, kind, value)
+        if any(tensor in self._live for tensor in given):
+            results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+            self._live.update(dict.fromkeys(results, True))
+        return out
+
+    def _constant(self, value: object) -> bool:
+        if isinstance(value, Tensor):
+            return value.ndim == 0 and value not in self._live
+        return isinstance(value, int | float)
+
+    def run(self, func: Any, args: Any, kwargs: Any, kind: str, value: Any) -> object:
+        """Return what an operation returns; `kind` and `value` say what is special in it."""
+        raise NotImplementedError
 
 
-class AsNarrow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives the full model the narrow one's factors, and its layer norms the kept channels."""
+class Notes(Watch):  # type: ignore[no-untyped-call]
+    """Notes the factors and the sizes of norms of the narrow model, in order."""
 
-    def __init__(self, seen: list[tuple[str, Any]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module, inputs: Tensor) -> None:
+        super().__init__(model, inputs)
+        self.seen: list[tuple[str, Any]] = []
+
+    def run(self, func: Any, args: Any, kwargs: Any, kind: str, value: Any) -> object:
+        """Note what is special."""
+        if kind:
+            self.seen.append((kind, value))
+        return func(*args, **kwargs)
+
+
+class AsNarrow(Watch):  # type: ignore[no-untyped-call]
+    """Gives the full model the narrow one's factors, and its norms the kept channels."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, seen: list[tuple[str, Any]]) -> None:
+        super().__init__(model, inputs)
         self._seen = iter(seen)
 
     def finish(self) -> None:
@@ -220,20 +253,30 @@ class AsNarrow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if next(self._seen, None) is not None:
             raise Mismatch("the narrow model runs more operations than the full one")
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        found = kind(func, args)
-        if found is None:
-            return func(*args, **(kwargs or {}))
-        noted, value = next(self._seen, ("", ()))
-        if noted != found:
+    def run(self, func: Any, args: Any, kwargs: Any, kind: str, value: Any) -> object:
+        """Run an operation as the narrow model did."""
+        if not kind:
+            return func(*args, **kwargs)
+        noted, narrow = next(self._seen, ("", ()))
+        if noted != kind:
             raise Mismatch("the narrow model runs other operations than the full one")
-        if found == "factor":
-            return func(args[0], value, *args[2:], **(kwargs or {}))
-        if list(value) == list(args[1]):
-            return func(*args, **(kwargs or {}))
-        return self._norm(func, args, value)
+        if kind == "factor":
+            return func(args[0], narrow, *args[2:], **kwargs)
+        if narrow == value:
+            return func(*args, **kwargs)
+        if kind == "mean":
+            return func(self._shown(args[0], args[1][0], narrow), *args[1:], **kwargs)
+        return self._norm(func, args, narrow)
+
+    def _shown(self, squares: Tensor, dim: int, size: Any) -> Tensor:
+        """Return the entries along a dimension in which there is something."""
+        if (squares < 0).any():
+            raise Mismatch("a mean over channels was cut that is not one of squares")
+        most = squares.transpose(0, dim).flatten(1).amax(1)
+        at = (most > TOLERANCE**2).nonzero().flatten()
+        if len(at) != size:
+            raise Mismatch(f"a mean of squares sees {len(at)} channels, the narrow one {size}")
+        return squares.index_select(dim, at)
 
     def _norm(self, func: Any, args: Any, size: Sequence[int]) -> object:
         x, shape, weight, bias, eps = args

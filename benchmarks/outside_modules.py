@@ -139,7 +139,7 @@ TIMM: dict[str, dict[str, Any]] = {
 }
 
 
-def _import_timm() -> Any:
+def import_timm() -> Any:
     """Return timm, imported with a stub of torchvision, which it wants for its data only."""
 
     class Stub(types.ModuleType):
@@ -175,7 +175,7 @@ def _import_timm() -> Any:
 
 
 def _timm() -> list[Module]:
-    timm, found = _import_timm(), []
+    timm, found = import_timm(), []
     for name, given in TIMM.items():
         options = dict(given)
         size = options.pop("image", options.get("img_size", 240 if "crossvit" in name else 32))

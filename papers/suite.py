@@ -19,7 +19,7 @@ from typing import Any
 
 import common
 from sizewise import config
-from sizewise.report import comparison, live, summary
+from sizewise.report import comparison, execution, live, summary
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -67,7 +67,7 @@ def main() -> None:
     rows = {row: tables for row, tables in found.items() if not chosen.only or row in chosen.only}
     jobs = comparison.jobs(rows, seeds, runs.folder)
     with live.LiveTable(jobs) as shown:
-        outcomes = comparison.carry_out(jobs, chosen.jobs, shown.update)
+        outcomes = execution.carry_out(jobs, chosen.jobs, shown.update)
     for outcome in outcomes:
         if outcome.result is None:
             raise SystemExit(f"{outcome.job.folder}: {outcome.error}")

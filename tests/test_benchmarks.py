@@ -17,7 +17,11 @@ from sizewise.memory.prediction import predict
 
 BENCHMARKS = ROOT / "benchmarks"
 
-HERE = ("cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py", "smallest.py")
+HERE = (
+    *("anything.py", "cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py"),
+    "shrinking.py",
+    "smallest.py",
+)
 """Run in this process."""
 
 APART = ("memory.py", "outside.py", "startup.py", "peers/compare.py", "peers/scale.py")
@@ -75,6 +79,9 @@ def test_a_benchmark_runs(script: str, capsys: pytest.CaptureFixture[str]) -> No
     if script == "nefl.py":  # It has compared predicted with metered bytes as well.
         assert table[-1][1:5] == ["1.00"] * 4
         assert float(table[1][4]) < 1
+    if script == "anything.py":
+        assert all(cell.endswith(" of 3") for row in table[1:] for cell in row[1:])
+        assert "0 were refused and 0 are wrong" in text
     if script == "cutting.py":
         parameters = [int(row[2].replace(",", "")) for row in table[1:]]
         assert parameters == sorted(parameters, reverse=True)
@@ -94,6 +101,12 @@ def test_predicted_bytes_are_those_of_the_allocator() -> None:
     (table,) = tables(smoke("memory.py").partition("## ")[2])
     (row,) = table[1:]
     assert row[5] == row[6], "predicted and metered"
+
+
+def test_the_share_that_shrinks_is_counted() -> None:
+    (table,) = tables(smoke("shrinking.py"))
+    rows = {row[0]: row[3] for row in table[1:]}
+    assert rows == {"LSTM, 2 layers of 512": "100.0%", "GRU, 2 layers of 512, both ways": "100.0%"}
 
 
 def test_odd_modules_are_judged() -> None:

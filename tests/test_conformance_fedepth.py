@@ -21,8 +21,9 @@ from sizewise.families.base import Method
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedepth import FeDepth
-from sizewise.methods.fedepth.blocks import Blocks, Run, skip_link
+from sizewise.methods.fedepth.blocks import Blocks, Run
 from sizewise.methods.m_fedepth import MFeDepth
+from sizewise.surgery.links import skip_link
 
 
 def rounds(method: Method, budget: int | None) -> State:

@@ -83,7 +83,7 @@ def default(field: "dataclasses.Field[Any]") -> str:
     if field.default is dataclasses.MISSING:
         return "required" if field.default_factory is dataclasses.MISSING else ""
     value = field.default
-    if value is None:
+    if value in (None, ""):  # What its meaning says.
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -8,7 +8,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sizewise.api import FinishedRun, federate
+    from sizewise.api.comparing import Comparison, compare
+    from sizewise.api.planning import Preview, plan
+    from sizewise.api.running import FinishedRun, federate, resume
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
     from sizewise.exchange.coverage_mean import CoverageMean
@@ -29,7 +31,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "surgery.anatomy": ("Anatomy", "Staged", "anatomy"),
-    "api": ("FinishedRun", "federate"),
+    "api.comparing": ("Comparison", "compare"),
+    "api.planning": ("Preview", "plan"),
+    "api.running": ("FinishedRun", "federate", "resume"),
     "config": ("Config",),
     "errors": ("BudgetTooSmall", "SizewiseError"),
     "runs": ("deployment", "session"),
@@ -49,6 +53,7 @@ _HOMES = {
 __all__ = [
     "Anatomy",
     "BudgetTooSmall",
+    "Comparison",
     "Config",
     "CoverageMean",
     "Deployed",
@@ -61,6 +66,7 @@ __all__ = [
     "Method",
     "OutOfBudget",
     "Plan",
+    "Preview",
     "Recipe",
     "Refusal",
     "SizewiseError",
@@ -76,9 +82,12 @@ __all__ = [
     "Width",
     "Work",
     "anatomy",
+    "compare",
     "deployment",
     "federate",
+    "plan",
     "predict",
+    "resume",
     "session",
 ]
 

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from sizewise import __version__
+from sizewise.common.cores import CORES
 from sizewise.errors import ConfigError, SizewiseError
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ Trackers = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on stdout.")]
 
 INTERRUPTED = 130
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Command(TyperCommand):
@@ -144,6 +144,10 @@ def compare(
         str, typer.Option(metavar="A,B,C", help="See `sizewise list methods`.")
     ] = "",
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="One run of each method.")] = "0",
+    vary: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=A,B,C", help="Try each value; several: every combination."),
+    ] = [],  # noqa: B006
     overrides: Overrides = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; default: cores.")] = CORES,
@@ -151,24 +155,23 @@ def compare(
 ) -> None:
     """Run several methods under one protocol; what is done already is not run again."""
     from sizewise import config as configs
-    from sizewise.report import comparison, live, tables
+    from sizewise.report import comparison, execution, live, page, sweep, tables
 
-    chosen = configs.read(config, overrides)
-    rows = comparison.by_method(chosen, _names(methods))
+    chosen, grid = configs.read(config, overrides), sweep.read(vary)
+    rows = sweep.rows(comparison.by_method(chosen, _names(methods)), grid)
     data = configs.from_dict(next(iter(rows.values()))).data.name
-    name = f"compare-{Path(data).name}-{comparison.identity(chosen)}"
-    folder = out or Path("runs") / name
+    folder = out or comparison.default_folder(chosen, data)
     wanted = comparison.jobs(rows, _numbers(seeds), folder)
     _collect_garbage()
     try:
         with live.LiveTable(wanted) as table:
-            outcomes = comparison.carry_out(wanted, jobs, table.update)
+            outcomes = execution.carry_out(wanted, jobs, table.update)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    found = comparison.save(folder, outcomes)
+    found = comparison.save(folder, outcomes, list(grid))
     if any(outcome.result for outcome in outcomes):
-        _report([folder], folder / "report.html")
+        page.write([folder], folder / "report.html")
     if as_json:
         print(json.dumps({**found, "folder": str(folder)}))
     else:
@@ -207,20 +210,10 @@ def report(
     from sizewise.report import page, records
 
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    _report(folders, place)
+    page.write(folders, place)
     if figures is not None:
         page.save_figures(records.read(folders), figures)
     print(place)
-
-
-def _report(folders: list[Path], out: Path) -> None:
-    from sizewise.report import page, records
-
-    text = page.html(records.read(folders), records.failures(folders))
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the report cannot be written to {str(out)!r}: {error}") from None
 
 
 @app.command()
@@ -243,9 +236,9 @@ def export(
     """Write the model that fits a device, with a model card."""
     from sizewise.common.structure import parse_bytes
     from sizewise.report import tables
-    from sizewise.runs import deployment
+    from sizewise.runs import deployment, formats
 
-    ending = deployment.FORMATS[kind or "safetensors"]
+    ending = formats.FORMATS[kind or "safetensors"]
     place = out or run_dir / f"model{ending}"
     if kind is not None and place.suffix != ending:
         raise ConfigError(f"--format {kind} writes files that end in {ending}, not {str(place)!r}")

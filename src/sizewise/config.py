@@ -217,18 +217,31 @@ def assigned(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
 def _assign(tables: dict[str, Any], override: str) -> None:
     """Apply one `a.b=value` in place."""
     path, separator, text = override.partition("=")
-    *parents, key = [part.strip() for part in path.split(".")]
-    if not separator or not key:
+    if not separator or not path.rpartition(".")[2].strip():
         raise ConfigError(f"--set takes key=value, such as recipe.lr=0.05, not {override!r}")
+    put(tables, path, parsed(text), f"--set {override!r}")
+
+
+def parsed(text: str) -> Any:
+    """Return the value of an override: TOML, or else the text itself."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        return text.strip()
+
+
+def put(tables: dict[str, Any], path: str, value: Any, where: str) -> None:
+    """Set the value at a dotted path of nested tables, in place.
+
+    Raises:
+        ConfigError: Something on the way is no table; the sentence begins with `where`.
+    """
+    *parents, key = [part.strip() for part in path.split(".")]
     table = tables
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} is not a table")
+            raise ConfigError(f"{where}: {parent!r} is not a table")
     # The ways to give budgets exclude each other: an override replaces what the file chose, and
     # the profiles that went with it.
     if parents == ["fleet"] and key in _BUDGET_KEYS:

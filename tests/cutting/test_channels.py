@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from odd_models import Encoder, Grouped, MobileNet, Odd, UNet
 from sizewise.cutting import channels as tracing
 from sizewise.cutting.channels import Channels, Group, trace
+from sizewise.cutting.selection import keep
+from sizewise.cutting.verification import verify
 from sizewise.errors import ModelError
 from sizewise.models import build
 
@@ -250,7 +252,7 @@ def test_only_what_is_touched_is_whole() -> None:
     assert sizes(trace(model, VECTOR)) == {"2.weight:0": 8}
 
 
-def test_recurrent_layers_are_whole() -> None:
+def test_recurrent_layers_are_cut() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -262,8 +264,63 @@ def test_recurrent_layers_are_whole() -> None:
             return self.head(self.cell(self.embed(x))[0][:, -1])
 
     channels = trace(Recurrent(), torch.empty(2, 7, 6))
-    assert all("cell" not in tensor for group in channels.groups for tensor, _ in group.members)
-    assert "cell is recurrent, which cannot be cut; it stays whole" in channels.notes
+    assert sizes(channels) == {"embed.weight:0": 5, "cell.weight_ih_l0:0": 4}
+    assert channels.notes == ()
+
+
+# ---- sizes that are stored
+
+
+class Rows(nn.Module):
+    """Splits what its layer gives into rows of a stored size."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.wide, self.size, self.narrow = nn.Linear(8, 12), size, nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.wide(x).view(len(x), 12 // self.size, self.size)
+        return x + self.narrow(rows.relu().flatten(1))
+
+
+def test_what_stores_sizes_is_left_whole_inside() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), Rows(), nn.ReLU(), Rows(3), nn.Linear(8, 3))
+    channels = trace(model, VECTOR)
+    assert sizes(channels) == {"0.weight:0": 8}
+    assert channels.notes == (
+        "1 uses sizes that it stored; the channels inside it stay whole (also 3)",
+    )
+    # Both weights of 96 entries shrink along the stream, the biases of 12 not.
+    assert channels.cut_share == 1 - (2 * 12 + 3) / sum(p.numel() for p in model.parameters())
+    assert verify(model, channels, keep(channels, 1 / 4)) < 1e-12
+
+
+def test_what_a_stored_size_reads_is_left_whole_if_the_inside_does_not_do() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x[:, :4].relu(), x[:, 4:8]], 1).reshape(-1, 2, 4).flatten(1)
+
+    model = nn.Sequential(nn.Linear(6, 8), Halves(), nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3))
+    assert sizes(trace(model, VECTOR)) == {"2.weight:0": 10}
+
+
+def test_in_a_model_without_parts_what_is_near_the_stored_size_is_left_whole() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 12), nn.Linear(12, 10)
+            self.head = nn.Linear(10, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = self.first(x).view(-1, 3, 4).relu()
+            return self.head(self.second(rows.flatten(1)).relu())
+
+    model = Flat()
+    channels = trace(model, VECTOR)
+    assert sizes(channels) == {"second.weight:0": 10}
+    (note,) = channels.notes
+    assert "gives channels that are counted by a stored size; they stay whole" in note
+    assert verify(model, channels, keep(channels, 1 / 2)) < 1e-12
 
 
 # ---- being a good guest

@@ -306,13 +306,9 @@ class Stored(nn.Module):
 
 
 def test_stored_sizes_are_found_and_can_be_taught() -> None:
-    model = Stored()
-    channels = trace(model, torch.empty(2, 5, 8))
-    kept = keep(channels, 1 / 2)
     # Half of two heads of six is one head of six to its forward, which would run without a word.
     with pytest.raises(ModelError, match="goes another way when it is cut: expected matmul"):
-        shrink(model, channels, kept)
-    shrink(model, channels, kept, check=False)
+        trace(Stored(), torch.empty(2, 5, 8))
 
     class Taught(Stored):
         pass
@@ -322,10 +318,12 @@ def test_stored_sizes_are_found_and_can_be_taught() -> None:
         narrow.size = len(narrow.heads.weight) * full.size // len(full.heads.weight)
 
     taught = Taught()
-    assert verify(taught, trace(taught, torch.empty(2, 5, 8)), kept) < 1e-12
+    channels = trace(taught, torch.empty(2, 5, 8))
+    assert [(group.name, group.size) for group in channels.groups] == [("heads.weight:0", 6)]
+    assert verify(taught, channels, keep(channels, 1 / 2)) < 1e-12
 
 
-def test_shrinking_says_when_the_cut_model_cannot_run() -> None:
+def test_a_model_of_which_nothing_is_left_to_cut_is_refused() -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -334,9 +332,8 @@ def test_shrinking_says_when_the_cut_model_cannot_run() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.inner(x).reshape(-1, 3, 4).relu().reshape(-1, 12))
 
-    channels = trace(Fixed(), torch.empty(2, 8))
     with pytest.raises(ModelError, match="cannot run when it is cut"):
-        shrink(Fixed(), channels, keep(channels, 1 / 4))
+        trace(Fixed(), torch.empty(2, 8))
 
 
 def test_verify_finds_a_wrong_index() -> None:

@@ -177,12 +177,12 @@ def test_error_says_where_and_what_to_do() -> None:
         """Something no rule can see: numbers, made anew, that go by the number of channels."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return x * (1.0 if x.shape[-1] == 8 else x.clone().fill_(x.shape[-1]))
+            return x * (1.0 if x.shape[-1] >= 4 else x.clone().fill_(x.shape[-1]))
 
     model = Words(Numbered())
     channels = trace(model, TOKENS)
     with pytest.raises(ModelError, match=r"layer.*or choose a method that does not cut"):
-        verify(model, channels, keep(channels, 1 / 2))
+        verify(model, channels, keep(channels, 1 / 4))
 
 
 def test_first_difference_is_named() -> None:
@@ -298,12 +298,52 @@ def test_a_map_that_is_added_to_all_channels_drops_none(width: float) -> None:
     assert small.get_submodule("layer.0")(torch.zeros(1, 8, 4, 4)).shape[1] == size
 
 
-@pytest.mark.parametrize("check", [shrink, verify])
-def test_stored_sizes_of_heads_are_refused_by_name(check: Callable[..., object]) -> None:
+@pytest.mark.parametrize("loose", [True, False])
+def test_heads_of_stored_sizes_are_left_whole_by_name(loose: bool) -> None:
     model = Words(nn.Sequential(Heads(4), Heads(4)))
-    channels = trace(model, TOKENS, loose=True)
-    with pytest.raises(ModelError, match=r"in layer\.0, got .*sizewise\.cutting\.resize"):
-        check(model, channels, loosely(channels, 1, 2 / 3))
+    channels = trace(model, TOKENS, loose=loose)
+    (note,) = channels.notes
+    assert note.startswith("layer.0 uses sizes that it stored; the channels inside it stay whole")
+    assert not any("project" in group.name for group in channels.groups)
+    kept = loosely(channels, 1, 2 / 3) if loose else keep(channels, 1 / 4)
+    assert verify(model, channels, kept) < 1e-12
+
+
+@pytest.mark.parametrize("check", [shrink, verify])
+def test_stored_sizes_that_a_trial_did_not_meet_are_refused_by_name(
+    check: Callable[..., object],
+) -> None:
+    def look(x: Tensor) -> Tensor:  # Half of the channels are as welcome as all of them.
+        return x if x.shape[-1] in (4, 8) else x.sin()
+
+    model = Words(Does(look))
+    channels = trace(model, TOKENS)
+    with pytest.raises(ModelError, match=r"got sin .*sizewise\.cutting\.resize"):
+        check(model, channels, keep(channels, 1 / 4))
+
+
+def test_a_stream_whose_first_width_is_noted_stays_together() -> None:
+    class Noted(nn.Module):
+        """Ends in the shape that it began with, as GPT-2 does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            shape = x.shape
+            for block in self.blocks:
+                x = x + block(x).relu()
+            return self.head(x.view(shape))
+
+    channels = trace(Noted(), TOKENS, loose=True)
+    assert [group.size for group in channels.groups] == [8]
+    assert channels.notes == (
+        "Noted keeps a residual stream at one width; it does not run where that changes on the way",
+    )
+    assert verify(Noted(), channels, keep(channels, 1 / 4)) < 1e-12
 
 
 def test_streams_whose_channels_are_not_where_sums_drop_them_stay_together() -> None:

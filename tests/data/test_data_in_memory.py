@@ -153,6 +153,6 @@ def test_sessions_refuse_what_is_no_dataset(folder: Path, dataset: Dataset, tmp_
         lambda: session.resumed(folder, images).__enter__(),
         lambda: deployment.export(folder, tmp_path / "m.onnx", size="full", dataset=images),
     ):
-        with pytest.raises(DataError, match=r"a sizewise Dataset, .*; torch\.Tensor came"):
+        with pytest.raises(DataError, match=r"takes a sizewise Dataset, and Tensor came"):
             attempt()
     assert not (tmp_path / "new").exists()

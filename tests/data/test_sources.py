@@ -311,8 +311,9 @@ def bad_split(**columns: Any) -> datasets.Dataset:
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({"train": split()}, "no test split"),
-        ({"train": bad_split(size=[1]), "test": split()}, "no image column"),
+        ({"train": split(1)}, "too few to hold some out"),
+        ({"train": bad_split(size=[1]), "test": split()}, "no label column"),
+        ({"train": bad_split(label=[1]), "test": split()}, "no column of images, paths of images"),
         ({"train": split().select_columns(["img"]), "test": split()}, "no label column"),
         ({"train": split(), "test": split(label="other")}, "could not be read"),
         ({"train": split(), "test": split(pictures=[picture(0, size=(5, 5))])}, "image_size"),

@@ -91,17 +91,17 @@ def test_errors_say_what_to_do(tmp_path: Path, tokenizer: str) -> None:
     rows = {"sentence": ["good"], "label": [1]}
     path = write_parquet(tmp_path / "films", features, train=rows, test=rows)
     with pytest.raises(
-        DataError, match=r"films holds texts, which need a tokenizer; set data\.tok"
+        DataError, match=r"films, train holds texts, which need a tokenizer; set data\.tok"
     ):
         load(path, None)
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(DataError, match=r"broken\.json is no tokenizer"):
         load(path, str(tmp_path / "broken.json"))
     lonely = write_parquet(tmp_path / "lonely", features, train=rows)
-    with pytest.raises(DataError, match="needs a train split and one of test, validation"):
-        load(lonely, tokenizer)
+    with pytest.raises(DataError, match=r"has no test set, and data\.holdout is 0"):
+        load(lonely, tokenizer, holdout=0.0)
     unlabelled = write_parquet(tmp_path / "raw", {"sentence": TEXT}, train={"sentence": ["good"]})
-    with pytest.raises(DataError, match="has texts \\(sentence\\) but no column 'label'"):
+    with pytest.raises(DataError, match=r"has no label column .*, only sentence; say which"):
         load(unlabelled, tokenizer)
     hidden = write_parquet(
         tmp_path / "hidden", features, train=rows, test={"sentence": ["a"], "label": [-1]}
@@ -235,11 +235,15 @@ def test_numbers_of_named_classes_stay_what_they_are(tmp_path: Path, tokenizer: 
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ("a,neg\nb,pos", "a,meh", r"bad, test: no training text has the label 'meh'; .* neg, pos:"),
-        ("a,0\nb,1", "a,meh", "no training text has the label 'meh'"),
+        (
+            "a,neg\nb,pos",
+            "a,meh",
+            r"bad, test: no training sample has .* 'meh'; .* neg, pos:",
+        ),
+        ("a,0\nb,1", "a,meh", "no training sample has the label 'meh'"),
         ("a,0\nb,", "a,0", "bad, train: row 2 has no label"),
         ("a,0\nb,1,2", "a,0", "Expected 2 columns, got 3"),
-        ("1,0\n2,1", "3,0", "no image column .* and no texts"),
+        ("1,0\n2,1", "good,0", "training inputs are torch.float32, test inputs torch.int64"),
     ],
 )
 def test_rows_that_cannot_be_used(

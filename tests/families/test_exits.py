@@ -1,5 +1,6 @@
 """Exits: where they are, what they are made of, and that nothing behind the last one is held."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,8 @@ from sizewise.errors import ModelError
 from sizewise.families.exits import (
     Gate,
     MultiExit,
+    _exit,
+    another_head,
     map_exit,
     path_to_end,
     separable,
@@ -171,11 +174,67 @@ def merging(*, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(2), nn.Linear(64, 8), Merging(), nn.Flatten(), nn.Linear(16, 3))
 
 
-def test_hidden_tensors_of_no_known_kind_are_refused() -> None:
+def test_tokens_of_another_shape_leave_through_their_mean() -> None:
     task = make_task("test_exits:merging", image=(4, 8, 8))
     assert [len(shape) for shape in shapes_of(task)] == [2, 2, 2, 1]
+    module = build(task, 2, 3).eval()
+    x = torch.randn(5, 4, 8, 8)
+    norm, linear = module.exits["2"].norm, module.exits["2"].linear
+    expected = linear(norm(module.model[1](x.flatten(2))[:, ::2]).mean(1))
+    torch.testing.assert_close(module.logits(x)[0], expected)
+
+
+def test_tags_of_tokens_of_another_shape_are_refused() -> None:
+    classes = make_task("test_exits:merging", image=(4, 8, 8))
+    task = replace(classes, target="tags")
+    vars(task)["hidden_shapes"] = classes.hidden_shapes
     with pytest.raises(ModelError, match=r"after 2 blocks a sample has the shape \(2, 8\)"):
-        build(task, 2, 3)
+        _exit(task, 2)
+
+
+# ---- models whose own forward stays in charge
+
+
+def test_an_exit_in_place_has_the_models_own_way_with_weights_of_its_own() -> None:
+    task = make_task("in_place_cases:Tokens")
+    module, reference = build(task, 1, 2, 3), task.build()
+    x = torch.randn(5, 1, 8, 8)
+    first, second, last = module.logits(x)
+    assert torch.equal(last, reference(x))
+    hidden, mask = reference.hidden(x, range(3)), reference.start(x)[1]
+    for stop, logits in ((1, first), (2, second)):
+        own = module.exits[str(stop)].model
+        assert not torch.equal(own.classifier.weight, reference.classifier.weight)
+        assert torch.equal(logits, own.end(hidden[stop], mask))
+    # The stem is one for all; exits have nothing but a head.
+    names = {n.partition("model.")[2] for n in own_tensors(module) if n.startswith("exits.1")}
+    head = ("scale", "norm.weight", "norm.bias", "classifier.weight", "classifier.bias")
+    assert names == set(head)
+
+
+def test_a_shallow_model_in_place_holds_nothing_behind_its_exit() -> None:
+    task = make_task("in_place_cases:Tokens")
+    module, reference = build(task, 2), task.build()
+    x = torch.randn(5, 1, 8, 8)
+    (logits,) = module.logits(x)
+    own = module.exits["2"].model
+    assert torch.equal(logits, own.end(reference.hidden(x, range(3))[2], reference.start(x)[1]))
+    held = {name.removeprefix("model.") for name in own_tensors(module) if "exits" not in name}
+    parts = ("stem", 0, 1)
+    assert held == {n for n in reference.state_dict() if task.parts.part_of(n) in parts}
+    logits.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_norms_of_a_shared_stem_see_a_batch_once() -> None:
+    task = make_task("in_place_cases:Stages", norm="tracked")
+    module = build(task, 3, 4).train()
+    module.exits["3"] = another_head(task, 7)
+    module.exits["3"].share_stem(module.model)
+    module.train()
+    module.logits(torch.randn(5, 1, 8, 8))
+    assert module.model.norm.num_batches_tracked == 1
+    assert module.exits["3"].model.norm.running_mean is module.model.norm.running_mean
 
 
 # ---- a model with exits

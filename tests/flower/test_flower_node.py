@@ -26,11 +26,11 @@ from flwr.app import Context, RecordDict
 
 from sizewise.flower.node import (
     Node,
-    _like_the_others,
     budget_of,
     device_of,
     free_memory,
 )
+from sizewise.flower.own_data import like_the_others
 from sizewise.flower.server import serve
 
 
@@ -131,7 +131,7 @@ def test_a_folder_of_its_own(share: float, samples: tuple[int, int], tmp_path: P
     ("labels", "side", "reason"),
     [
         (12, 8, "its data has 12 classes, and the run has 10"),
-        (3, 9, "its images are (1, 9, 9), and those of the run (1, 8, 8)"),
+        (3, 9, "its inputs are torch.uint8 (1, 9, 9), and those of the run torch.uint8 (1, 8, 8)"),
     ],
 )
 def test_a_folder_of_another_kind_is_refused(
@@ -148,12 +148,15 @@ def test_its_own_labels_are_numbered_as_the_runs(dataset: Dataset) -> None:
     own = replace(
         dataset, class_names=("good", "ugly", "vile"), train_labels=dataset.train_labels % 2
     )
-    facts = {"shape": [1, 4, 4], "mean": [0.5], "std": [0.1]}
-    found = _like_the_others(own, class_names=["bad", "good", "ugly", "vile"], **facts)
+    facts: dict[str, Any] = {"shape": [1, 4, 4], "mean": [0.5], "std": [0.1]}
+    facts |= {"dtype": "torch.uint8", "tokenizer": ""}
+    found = like_the_others(own, class_names=["bad", "good", "ugly", "vile"], **facts)
     assert torch.equal(found.train_labels, own.train_labels + 1)
     assert torch.equal(found.test_labels, own.test_labels + 1)
     with pytest.raises(DataError, match="has the class 'vile'"):
-        _like_the_others(own, class_names=["bad", "good", "ugly"], **facts)
+        like_the_others(own, class_names=["bad", "good", "ugly"], **facts)
+    with pytest.raises(DataError, match="its tokenizer is another one than the run's"):
+        like_the_others(own, class_names=["a"], **{**facts, "tokenizer": "of another content"})
 
 
 def test_it_trains_on_one_thread(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from depth_cases import narrow
 from sizewise.common.structure import plain
 from sizewise.errors import ConfigError
 from sizewise.exchange.plan import Plan, TrainingStage, read_plan
-from sizewise.methods.fedepth.blocks import Blocks, Blockwise, Frozen, Run, TakenApart, skip_link
+from sizewise.methods.fedepth.blocks import Blocks, Blockwise, Frozen, Run, TakenApart
 from sizewise.surgery.anatomy import anatomy, hidden_shapes
+from sizewise.surgery.links import skip_link
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

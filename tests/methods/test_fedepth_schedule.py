@@ -305,8 +305,8 @@ def test_layers_without_weights_can_be_blocks() -> None:
     [
         (NARROW, {}, {"block": "x"}, ConfigError, "names stem, blocks and head, not 'block'"),
         (NARROW, {}, {"stem": "no"}, ModelError, "expected the stem of Staged at 'no'"),
-        ("depth_cases:Renamed", {}, {}, ModelError, "expected the stem of Renamed at 'stem'"),
-        ("depth_cases:Renamed", {"twist": True}, RENAMED, ModelError, "give another result"),
+        ("in_place_cases:Layerless", {}, {}, ModelError, "no blocks were found in Layerless"),
+        ("in_place_cases:Ladder", {}, {}, ModelError, "what Ladder makes of its blocks"),
         ("linear", {}, {}, ModelError, "has no blocks between stem and head"),
     ],
 )

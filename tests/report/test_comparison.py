@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sizewise import config
-from sizewise.report import comparison, live
+from sizewise.report import comparison, execution, live
 from test_cli import Answer, assert_one_sentence, sizewise
 
 CONFIG = """
@@ -155,7 +155,7 @@ def test_a_method_that_no_device_can_train_is_a_finding(home: Path, tmp_path: Pa
     tables = config.read(home / "config.toml", ['fleet.budgets=["20kB"]'])
     rows = comparison.by_method(tables, ["fedavg"])
     (job,) = comparison.jobs(rows, [0], out)
-    outcomes = comparison.carry_out([job], 1)
+    outcomes = execution.carry_out([job], 1)
     assert outcomes[0].exit_code == 3
     assert "no device can take part" in outcomes[0].error
     found = comparison.save(out, outcomes)
@@ -168,7 +168,7 @@ def test_a_method_of_which_nothing_was_merged_is_a_finding(home: Path, tmp_path:
         name: config.read(home / "config.toml", [*sets, "rounds=1", "method={name='fedavg'}"])
         for name, sets in {"good": [], "wild": ["recipe.lr=1e30"]}.items()
     }
-    outcomes = comparison.carry_out(comparison.jobs(rows, [0], tmp_path), 2)
+    outcomes = execution.carry_out(comparison.jobs(rows, [0], tmp_path), 2)
     assert [outcome.exit_code for outcome in outcomes] == [0, 3]
     found = comparison.save(tmp_path, outcomes)
     assert [run["result"] is None for run in found["runs"]] == [False, True]

@@ -98,11 +98,10 @@ class Fixed(nn.Module):
         return x.reshape(*x.shape[:-1], 2, 4).relu().flatten(-2)
 
 
-def test_a_cut_model_that_cannot_run_names_the_layer() -> None:
-    model = Words(nn.Sequential(nn.Identity(), Fixed()))
-    channels = trace(model, TOKENS)
-    with pytest.raises(ModelError, match=r"cannot run when it is cut: .*\(in layer\.1\)"):
-        shrink(model, channels, keep(channels, 1 / 4))
+def test_a_model_of_which_nothing_is_left_to_cut_names_the_layer() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), Fixed(), nn.Linear(8, 3))
+    with pytest.raises(ModelError, match=r"cannot run when it is cut: .*\(in 1\); .*resize"):
+        trace(model, TOKENS)
 
 
 def test_a_cut_model_that_fails_by_itself_says_how() -> None:

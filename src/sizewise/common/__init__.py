@@ -2,5 +2,6 @@
 
 `rng` makes generators named by (seed, purpose, round, device); `structure` turns dataclasses into
 plain values and back, and bytes into words; `widths` turns a ratio into a number of channels;
-`threads` holds torch to one; `environment` says where a run happened. Imports only `errors`.
+`threads` holds torch to one, `cores` counts them; `environment` says where a run happened. Imports
+only `errors`.
 """

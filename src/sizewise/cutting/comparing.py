@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from sizewise.cutting.channels import Channels, Kept
-from sizewise.cutting.tracer import Mask, Step
+from sizewise.cutting.groups import Channels, Kept
+from sizewise.cutting.tracer import Step
+from sizewise.cutting.union_find import Mask
 from sizewise.errors import ModelError
 from sizewise.exchange.view import View, cut
 from sizewise.torch_tools.dispatch import DispatchMode
-from sizewise.torch_tools.dry_run import computed, operation, run, tensors_in
+from sizewise.torch_tools.dry_run import computed, named_tensors, operation, run, tensors_in
 from sizewise.torch_tools.failures import OTHERWISE, Paths, told
 
 TOLERANCES = {False: 1e-9, True: 1e-6}
@@ -81,9 +83,11 @@ class Pair:
         self, given: Sequence[Tensor], training: bool, steady: "_Steady", *watch: "_Results"
     ) -> tuple[object, object]:
         """Return what both models give; `watch`: what is to see each of them run."""
-        factors = _Factors()
+        # A forward may change what it is given.
+        ours, theirs = ([tensor.clone() for tensor in given] for _ in range(2))
+        factors = _Factors(self._small, ours)
         steps, mask = self._channels.steps(training), self._mask
-        as_narrow = _AsNarrow(steps, mask, factors.seen, self._full_paths)
+        as_narrow = _AsNarrow(self._full, theirs, steps, mask, factors.seen, self._full_paths)
         try:
             with told(
                 self._small_paths,
@@ -91,11 +95,11 @@ class Pair:
                 f"its forward may use a number of channels that it stored, {OTHERWISE}",
             ):
                 self._small.train(training)
-                got = _run(self._small, given, steady, factors, *watch[:1])
+                got = _run(self._small, ours, steady, factors, *watch[:1])
         except ModelError:
-            self._run_full(given, training, steady)  # If that fails too, the cut is not to blame.
+            self._run_full(theirs, training, steady)  # If that fails too, the cut is not to blame.
             raise
-        return got, self._run_full(given, training, steady, as_narrow, *watch[1:])
+        return got, self._run_full(theirs, training, steady, as_narrow, *watch[1:])
 
     def _run_full(self, given: Sequence[Tensor], training: bool, *modes: DispatchMode) -> object:
         mode = "training" if training else "eval"
@@ -138,7 +142,7 @@ def _run(model: nn.Module, given: Sequence[Tensor], *modes: DispatchMode) -> obj
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         for mode in modes:
             stack.enter_context(mode)
-        return run(model, *(tensor.clone() for tensor in given))
+        return run(model, *given)
 
 
 def _largest(got: object, expected: object) -> float:
@@ -214,48 +218,80 @@ class _Steady(DispatchMode):
 # ---- what is meant to differ
 
 
-def _scales(func: Any, args: Any) -> bool:
-    """Tell whether an operation multiplies or divides a tensor by a plain number."""
-    return operation(func) in ("mul", "div") and isinstance(args[1], int | float)
+class _Scaling(DispatchMode):
+    """Knows where a model multiplies or divides by a number that depends on its sizes alone."""
 
-
-class _Factors(DispatchMode):
-    """Notes the numbers by which a model scales its tensors, in order."""
-
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, given: Sequence[Tensor]) -> None:
         super().__init__()
-        self.seen: list[float] = []
+        # What was computed from the model's tensors and inputs.
+        self._data: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        for tensor in (*(tensor for _, tensor in named_tensors(model)), *given):
+            self._data[tensor] = True
+
+    def _scales(self, func: Any, args: Any) -> bool:
+        if operation(func) not in ("mul", "div"):
+            return False
+        number = isinstance(args[1], Tensor) and not args[1].ndim and args[1] not in self._data
+        return number or isinstance(args[1], int | float)
 
     def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
-        if _scales(func, args):
+        out = self._scaled(func, args, kwargs)
+        if any(tensor in self._data for tensor in tensors_in((args, kwargs))):
+            self._data.update(dict.fromkeys(tensors_in(out), True))
+        return out
+
+    def _scaled(self, func: Any, args: Any, kwargs: Any) -> object:
+        """Return what an operation returns."""
+        raise NotImplementedError
+
+
+class _Factors(_Scaling):
+    """Notes the numbers by which a model scales its tensors, in order."""
+
+    def __init__(self, model: nn.Module, given: Sequence[Tensor]) -> None:
+        super().__init__(model, given)
+        self.seen: list[Any] = []
+
+    def _scaled(self, func: Any, args: Any, kwargs: Any) -> object:
+        if self._scales(func, args):
             self.seen.append(args[1])
         return func(*args, **kwargs)
 
 
-class _AsNarrow(DispatchMode):
+class _AsNarrow(_Scaling):
     """Lets the full model do what is meant to be otherwise in a narrow one.
 
-    Layer norms see the kept channels only, numbers scale as in the narrow model, and sums mask the
-    channels that a loosely cut model drops from a shortcut. The narrow model runs the same
-    operations in the same order, which `shrink` has checked.
+    Layer norms and RMS norms see the kept channels only, numbers scale as in the narrow model, and
+    sums mask the channels that a loosely cut model drops from a shortcut. The narrow model runs the
+    same operations in the same order, which `shrink` has checked.
     """
 
     def __init__(
-        self, steps: Sequence[Step], mask: Mask, factors: Sequence[float], paths: Paths
+        self,
+        model: nn.Module,
+        given: Sequence[Tensor],
+        steps: Sequence[Step],
+        mask: Mask,
+        factors: Sequence[Any],
+        paths: Paths,
     ) -> None:
-        super().__init__()
+        super().__init__(model, given)
         self._steps: dict[tuple[str, str], list[Step]] = defaultdict(list)
         for step in reversed(steps):
             self._steps[step.operation, step.module].append(step)
         self._mask, self._paths = mask, paths
         self._factors = iter(factors)
 
-    def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
+    def _scaled(self, func: Any, args: Any, kwargs: Any) -> object:
         name = operation(func)
-        if _scales(func, args):
+        if self._scales(func, args):
             args = (args[0], next(self._factors, args[1]), *args[2:])
         if name == "native_layer_norm":
             return self._normalised(func, *args)
+        if name == "mean" and (step := self._next(name)) is not None and step.over is not None:
+            # Of squares, over the one dimension that it is told.
+            at = torch.from_numpy(np.flatnonzero(self._mask[step.over]))
+            args = (args[0].index_select(args[1][0], at), *args[1:])
         out = func(*args, **kwargs)
         if name == "_weight_norm_interface":
             out[0].nan_to_num_()  # A row of zeros has no direction.

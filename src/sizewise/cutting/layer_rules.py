@@ -44,7 +44,27 @@ def unknown(labels: Labels, tensors: Sequence[Tensor]) -> None:
 
 def pointwise(labels: Labels, out: Tensor, tensors: Sequence[Tensor]) -> None:
     """Tie tensors that are broadcast together to the shape of `out`."""
+    _leave_tables(labels, tensors)
     labels.put(out, paired(labels, tensors, range(out.ndim), out.ndim))
+
+
+def _leave_tables(labels: Labels, tensors: Sequence[Tensor]) -> None:
+    """Fix a table that tells the entries inside heads apart: heads are then dropped as a whole.
+
+    Positions rotate pairs of entries, and which are a pair is a matter of their place.
+    """
+    joint = {
+        dim - factor.ndim
+        for tensor in tensors
+        if tensor not in labels.tables
+        for factor in labels.of(tensor)
+        for dim in varying(factor)
+        if len(varying(factor)) > 1
+    }
+    for table in tensors:
+        for factor in labels.of(table) if table in labels.tables else ():
+            if joint & {dim - factor.ndim for dim in varying(factor)}:
+                labels.fix(factor)
 
 
 def paired(
@@ -204,17 +224,18 @@ def _contract(labels: Labels, out: Tensor, left: Tensor, right: Tensor, letters:
     """Label a product written as in einsum, e.g. "mk,kn->mn"."""
     of_left, of_right, of_out = re.split(",|->", letters)
     # Batch dimensions come last: where heads are one, asking for the entries inside them first
-    # decides that these are cut and the heads kept.
+    # decides that these are cut and the heads kept. If one side is cut by heads already, as where
+    # positions rotate the entries inside, the other is too.
     batch = set(of_left) & set(of_right) & set(of_out)
-    order = sorted(set(of_left + of_right), key=lambda letter: (letter in batch, letter))
+    sides = ((left, of_left), (right, of_right))
+    by_heads = any(_only(labels, t, names.index(b)) for t, names in sides for b in batch)
+    order = sorted(
+        set(of_left + of_right), key=lambda letter: ((letter in batch) != by_heads, letter)
+    )
     found: dict[str, Array | None] = {}
     loud = False
     for letter in order:
-        held = [
-            (tensor, names.index(letter))
-            for tensor, names in ((left, of_left), (right, of_right))
-            if letter in names
-        ]
+        held = [(tensor, names.index(letter)) for tensor, names in sides if letter in names]
         if len(held) == 1:
             found[letter] = labels.along(*held[0])
         else:
@@ -225,6 +246,11 @@ def _contract(labels: Labels, out: Tensor, left: Tensor, right: Tensor, letters:
             loud |= all(labels.loud(tensor) for tensor, _ in held)
     factors = [(found[letter], dim) for dim, letter in enumerate(of_out)]
     labels.put(out, [spread(f, dim, out.ndim) for f, dim in factors if f is not None], loud)
+
+
+def _only(labels: Labels, tensor: Tensor, dim: int) -> bool:
+    """Tell whether a tensor's channels along a dimension can be dropped as they are."""
+    return any(varying(factor) == [dim] for factor in labels.of(tensor))
 
 
 @RULES.add("mm", "bmm")

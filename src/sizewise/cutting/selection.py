@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.common.widths import scaled
-from sizewise.cutting.channels import WHOLE, Channels, Group
+from sizewise.cutting.groups import WHOLE, Channels, Group
 from sizewise.errors import ModelError
 
 Rule = Callable[[Group, int], Tensor]

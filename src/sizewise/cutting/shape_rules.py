@@ -115,7 +115,7 @@ def _slice(labels: Labels, out: Tensor, x: Tensor, dim: int = 0, *bounds: int | 
     labels.put(out, labels.of(x))
 
 
-@RULES.add("split", "split_with_sizes")
+@RULES.add("split", "split_with_sizes", "unsafe_split", "unsafe_chunk")
 def _split(
     labels: Labels, out: Sequence[Tensor], x: Tensor, size: int | Sequence[int], dim: int = 0
 ) -> None:
@@ -146,6 +146,14 @@ def _cat(labels: Labels, out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -
     # Along the other dimensions the parts are paired, as in a sum.
     across = paired(labels, parts, [d for d in range(out.ndim) if d != dim], out.ndim)
     labels.put(out, [along, *across])
+
+
+@RULES.add("stack")
+def _stack(labels: Labels, out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> None:
+    dim %= out.ndim
+    dims = range(out.ndim - 1)
+    factors = paired(labels, tensors, dims, out.ndim - 1)
+    labels.put(out, [np.expand_dims(factor, dim) for factor in factors])
 
 
 @RULES.add("constant_pad_nd", "reflection_pad2d", "replication_pad2d", "reflection_pad1d")
@@ -201,7 +209,24 @@ def _reduction(at: int = 0) -> Rule:
     return apply
 
 
-for _name in ("mean", "sum", "amax", "amin", "max", "min", "prod", "logsumexp"):
+_plain_mean = _reduction()
+
+
+@RULES.add("mean")
+def _mean(labels: Labels, out: Tensor, x: Tensor, dims: Any = None, *args: Any) -> None:
+    gone = _reduced(x, dims)
+    over = [factor for factor in labels.of(x) if varying(factor) == list(gone)]
+    squares = x in labels.squares and x in labels.from_inputs and not labels.loud(x)
+    if not over or not squares:
+        _plain_mean(labels, out, x, dims)
+        return
+    # An RMS norm. As in a layer norm, its statistics are over the channels that exist.
+    labels.averaged[out] = over[0].ravel()
+    left = [factor for factor in labels.of(x) if varying(factor) != list(gone)]
+    labels.put(out, [f if out.ndim == x.ndim else f.squeeze(gone) for f in left])
+
+
+for _name in ("sum", "amax", "amin", "max", "min", "prod", "logsumexp"):
     RULES[_name] = _reduction()
 for _name in ("var", "std", "var_mean", "std_mean"):
     RULES[_name] = _reduction()

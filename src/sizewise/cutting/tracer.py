@@ -4,7 +4,6 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -12,14 +11,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sizewise.cutting import layer_rules, shape_rules, silence
 from sizewise.cutting.layer_rules import FACTORIES, POINTWISE, first, pointwise, unknown
 from sizewise.cutting.narrowing import channel_dim
-from sizewise.cutting.union_find import Array, Labels, varying
-from sizewise.torch_tools import results
-from sizewise.torch_tools.dispatch import DispatchMode
-from sizewise.torch_tools.dry_run import computed, operation, positional, tensors_in
+from sizewise.cutting.sizes.recurrent import state_dim
+from sizewise.cutting.union_find import Array, Labels, Mask, varying
+from sizewise.torch_tools.dry_run import MetaMode, computed, operation, positional, tensors_in
 from sizewise.torch_tools.failures import Paths
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-"""For each channel id, whether it is kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +27,8 @@ class Step:
         shape: Shape of its (first) result.
         ids: For each dimension that can be cut, the channel id of each coordinate; known when all
             is traced.
+        over: The channel ids that a mean of squares is over, in its last dimension; a narrow model
+            has fewer of them.
         drops: Whether it is a sum in which a loosely cut model drops channels of a shortcut.
     """
 
@@ -39,6 +36,7 @@ class Step:
     module: str
     shape: tuple[int, ...]
     ids: Mapping[int, Array] = field(default_factory=dict)
+    over: Array | None = None
     drops: bool = False
 
     def cut_shape(self, mask: Mask) -> tuple[int, ...]:
@@ -49,12 +47,13 @@ class Step:
         )
 
 
-class Tracer(DispatchMode):
+class Tracer(MetaMode):
     """Watches one forward pass.
 
     Attributes:
         used: Ids of the tensors that were read, in the order of their first use.
-        results: What the operations gave, in order, and the labels of that.
+        results: What the operations gave, in order, and the labels of that. The labels that a mean
+            of squares is over are in its step until all is traced.
         outputs: What the model returned, for those who run it.
         broadcasts: Paths of the modules with a sum of a map of one channel and one of several.
     """
@@ -72,21 +71,29 @@ class Tracer(DispatchMode):
         self._notes: MutableMapping[Tensor, list[Any]] = WeakTensorKeyDictionary()
 
     def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
-        out = results.on_meta(func, args, kwargs)
+        out = super()._operate(func, args, kwargs)
         read, gives = tensors_in((args, kwargs)), tensors_in(out)
         self.used.update(dict.fromkeys(id(tensor) for tensor in read))
+        if operation(func) == "zeros":
+            dim = state_dim(self._modules[self._paths.current])
+            if dim is not None and gives[0].ndim > 1:
+                self._labels.add(gives[0], [dim])
         drops = operation(func) == "add" and self._drops(read, gives[0])
         if any(self._labels.of(tensor) for tensor in read) and operation(func) not in FACTORIES:
             self._label(func, args, kwargs, out, read, drops)
         for tensor in read:
             self._read[tensor] = True
+        labelled = [tensor for tensor in read if self._labels.of(tensor)]
+        if labelled and all(tensor in self._labels.tables for tensor in labelled):
+            self._labels.tables.update(dict.fromkeys(gives, True))
         if any(tensor in self._labels.from_inputs for tensor in read):
             self._labels.from_inputs.update(dict.fromkeys(gives, True))
         if gives and gives[0].is_floating_point():
             factors = self._labels.of(gives[0])
             for kind in computed(func):
                 shape = tuple(gives[0].shape)
-                step = Step(kind, self._paths.current, shape, drops=drops)
+                over = self._labels.averaged.get(gives[0])
+                step = Step(kind, self._paths.current, shape, over=over, drops=drops)
                 self.results.append((step, factors))
         return out
 
@@ -117,6 +124,8 @@ class Tracer(DispatchMode):
             pointwise(labels, first(out), read)
             found = silence.is_loud(labels, func, args, kwargs, first(out), loud)
             labels.set_loud(first(out), found)
+            if _squares(func, args):
+                labels.squares[first(out)] = True
         else:
             unknown(labels, read)
         for tensor in tensors_in(out):
@@ -142,3 +151,13 @@ class Tracer(DispatchMode):
         for note in self._notes.get(output, ()):
             if note in self._labels.notes.made:
                 self._labels.notes.made.remove(note)
+
+
+def _squares(func: Any, args: Any) -> bool:
+    """Tell whether a pointwise operation squares a tensor."""
+    name = operation(func)
+    return (
+        name == "square"
+        or (name == "pow" and args[1:2] == (2,))
+        or (name == "mul" and args[0] is args[1])
+    )

@@ -30,6 +30,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 Array = npt.NDArray[np.int64]
 
+Mask = npt.NDArray[np.bool_]
+"""For each channel id, or each entry of a dimension, whether it is kept."""
+
 FIXED = 0
 
 PAIRED = "pairs channels with something that is whole; they stay whole"
@@ -91,6 +94,11 @@ class Labels:
         self.layer: object = None  # The module whose forward is under way.
         # The tensors that were computed from the model's inputs, and not from weights only.
         self.from_inputs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        # What was computed from buffers and no weights, such as the angles of rotary positions.
+        self.tables: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        # Squares of other tensors, and for a mean of squares over channels, the labels of those.
+        self.squares: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self.averaged: MutableMapping[Tensor, Array] = WeakTensorKeyDictionary()
         self._parent = np.zeros(1, dtype=np.int64)
         self._factors: MutableMapping[Tensor, list[Array]] = WeakTensorKeyDictionary()
         self._loud: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
@@ -99,11 +107,16 @@ class Labels:
 
     # ---- sets
 
-    def add(self, tensor: Tensor) -> None:
-        """Give every coordinate of every dimension of a tensor a label of its own."""
+    @property
+    def count(self) -> int:
+        """How many labels there are."""
+        return len(self._parent)
+
+    def add(self, tensor: Tensor, dims: Sequence[int] | None = None) -> None:
+        """Give every coordinate of some dimensions of a tensor, or of all, a label of its own."""
         factors = []
-        for dim, size in enumerate(tensor.shape):
-            if size > 1:
+        for dim in range(tensor.ndim) if dims is None else dims:
+            if (size := tensor.shape[dim]) > 1:
                 fresh = np.arange(size) + len(self._parent)
                 self._parent = np.concatenate([self._parent, fresh])
                 factors.append(spread(fresh, dim, tensor.ndim))

@@ -15,8 +15,8 @@ of dropout, are replaced by constants.
 import torch
 from torch import Tensor, nn
 
-from sizewise.cutting.channels import Channels, Kept
 from sizewise.cutting.comparing import Pair
+from sizewise.cutting.groups import Channels, Kept
 from sizewise.cutting.shrinking import shrink, view
 from sizewise.errors import ModelError
 from sizewise.exchange.view import cut, grid

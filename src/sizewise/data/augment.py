@@ -20,20 +20,23 @@ CHUNK = 1000
 
 @dataclass(frozen=True)
 class Transform:
-    """Turns a batch of bytes into what the model sees.
+    """Turns a batch of bytes, or of floats, into what the model sees.
 
     Attributes:
         policy: One of ``AUGMENTATIONS``.
-        mean: One value per channel, in units where white is 1.
+        mean: One value per channel or feature, in units where white is 1; none: a batch of floats
+            is taken as it is.
         std: One value per channel, in the same units.
         pad: Black pixels around an image before it is cropped to its size again; None: an eighth
             of the image's height, which is the usual 4 at 32 pixels.
+        white: What white is in the batch: 255 of bytes, 1 of floats.
     """
 
     policy: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
     pad: int | None = None
+    white: int = 255
 
     def __post_init__(self) -> None:
         if self.policy not in AUGMENTATIONS:
@@ -49,14 +52,14 @@ class Transform:
             )
 
     def __call__(self, images: Tensor, generator: Generator | None) -> Tensor:
-        """Augment and normalise a batch, uint8 (B, C, H, W) to contiguous float32.
+        """Augment and normalise a batch, (B, C, H, W) or (B, F), to contiguous float32.
 
         Without a generator of random moves, for evaluation, it only normalises.
         """
         return self.normalise(images if generator is None else self.augment(images, generator))
 
     def augment(self, images: Tensor, generator: Generator) -> Tensor:
-        """Return the images moved and mirrored at random, still as bytes: uint8, (B, C, H, W)."""
+        """Return the images moved and mirrored at random, of the same type, (B, C, H, W)."""
         if self.policy == "none":
             return images
         moves = self.policy.replace("shift", "crop").split("-")
@@ -76,22 +79,28 @@ class Transform:
         return images
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return (images / 255 - mean) / std as contiguous float32, (B, C, H, W)."""
+        """Return (images / white - mean) / std as contiguous float32, (B, C, H, W) or (B, F)."""
+        if not self.mean:
+            # A copy: a model may work in place, and these may be the data itself.
+            return images.contiguous().clone()
+        shape = (-1, *[1] * (images.ndim - 2))
         # Contiguous, because channels-last input crashes narrow layers on some CPUs.
-        return (images.contiguous() * self._scale).add_(self._shift)
+        return (images.contiguous() * self._scale.view(shape)).add_(self._shift.view(shape))
 
     @cached_property
     def _scale(self) -> Tensor:
-        return torch.tensor([1 / (255 * std) for std in self.std]).view(-1, 1, 1)
+        return torch.tensor([1 / (self.white * std) for std in self.std])
 
     @cached_property
     def _shift(self) -> Tensor:
         pairs = zip(self.mean, self.std, strict=True)
-        return torch.tensor([-mean / std for mean, std in pairs]).view(-1, 1, 1)
+        return torch.tensor([-mean / std for mean, std in pairs])
 
     @cached_property
     def _blank(self) -> Tensor:
         """The grey, per channel, that normalises to zero: what Cutout leaves in the papers."""
+        if self.white == 1:
+            return torch.tensor(self.mean or [0.0]).view(-1, 1, 1)
         grey = [round(255 * mean) for mean in self.mean]
         return torch.tensor(grey, dtype=torch.uint8).view(-1, 1, 1)
 
@@ -135,7 +144,7 @@ def cutout(images: Tensor, side: int, row: Tensor, column: Tensor, blank: Tensor
 
 
 def augment_once(images: Tensor, transform: Transform, generator: Generator) -> Tensor:
-    """Augment a whole training set, uint8 (N, C, H, W), once, as FeDepth's Dirichlet runs did.
+    """Augment a whole training set, (N, C, H, W), once, as FeDepth's Dirichlet runs did.
 
     Train on the result, of the same shape, with ``dataclasses.replace(transform, policy="none")``.
     """

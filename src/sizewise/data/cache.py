@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
 
-FORMAT = 4  # Part of every key: raise it when what is stored changes meaning.
+FORMAT = 5  # Part of every key: raise it when what is stored changes meaning.
 _TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "groups")
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,9 @@ def read(path: Path) -> Dataset | None:
         with safe_open(path, "pt") as file:
             facts: dict[str, Any] = json.loads(file.metadata()["dataset"])
             tensors = {key: file.get_tensor(key) for key in _TENSORS if key in file.keys()}  # noqa: SIM118  (not a mapping)
-        facts |= {key: tuple(facts[key]) for key in ("class_names", "mean", "std", "silos")}
+        facts |= {
+            key: tuple(facts[key]) for key in ("class_names", "mean", "std", "silos", "notes")
+        }
         return Dataset(**facts, **tensors)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, DataError) as error:
         log.warning("%s cannot be read (%s); it is made again", path, error)

@@ -1,6 +1,6 @@
 """The names a config may use for data, in one light place: no torch, no numpy.
 
-A data set that is not listed here still loads: by the path of a parquet folder, or by its
+A data set that is not listed here still loads: by the path of a file or folder, or by its
 ``owner/name`` on the Hugging Face hub.
 """
 
@@ -24,8 +24,8 @@ class Source:
         description: One line for ``sizewise list datasets``.
         hub: Its id on the Hugging Face hub; None for data that ships with a dependency.
         config: Which of the hub data set's configurations to take.
-        holdout: The share of the training samples that becomes the test set when the source has
-            none; 0 makes a missing test set an error.
+        holdout: The share of the training samples that becomes the test set where there is none;
+            None: the usual one.
         mean: Channel means that papers normalise with; None: measured on the training set.
         std: Channel deviations that papers normalise with; None: measured.
         test: The split to test on, where the one called "test" hides its labels.
@@ -35,7 +35,7 @@ class Source:
     description: str
     hub: str | None = None
     config: str | None = None
-    holdout: float = 0.0
+    holdout: float | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     test: str | None = None
@@ -103,7 +103,7 @@ PARTITIONS: dict[str, str] = {
     "(Hsu et al., FeDepth)",
     "equal-dirichlet": "every class spread by Dirichlet(alpha), then cut to equal sizes (SLT)",
     "split": "random parts, sizes differ by at most one (InclusiveFL)",
-    "natural": "one writer, or other natural group, per device",
+    "natural": "one writer, or other owner (data.owner), per device",
     "draw": "every device draws its own samples from one pool, on demand: for huge fleets",
 }
 

@@ -9,11 +9,18 @@ class DataConfig:
     """The `[data]` table: which samples, and how they are divided among the devices.
 
     Attributes:
-        name: A listed data set, a folder of files, or "owner/name" on the Hugging Face hub. Of data
+        name: A listed data set, a folder or file, or "owner/name" on the Hugging Face hub. Of data
             that was given from Python: "memory:" and its own name.
         sha256: Of data that was given from Python: its hash. The run sets it.
         root: Folder that holds parquet folders by name; default: $SIZEWISE_DATA.
-        partition: How samples are dealt to devices; see `sizewise list partitions`.
+        label: The column of labels, where its name does not tell.
+        owner: A column that says whose a sample is: each owner is a device.
+        holdout: The share of the samples that becomes the test set where there is none; default
+            0.2, and 0 makes that an error.
+        normalise: Bring float inputs to mean 0 and deviation 1, each channel or feature. Images of
+            bytes always are.
+        partition: How samples are dealt to devices; see `sizewise list partitions`. Default:
+            `natural` with an owner, else `iid`.
         alpha: Concentration of the Dirichlet partitions: small is uneven.
         classes_per_device: For `shards` and `deck`.
         min_samples: Smallest shard that `dirichlet` accepts.
@@ -33,7 +40,11 @@ class DataConfig:
     name: str = "digits"
     sha256: str | None = None
     root: str | None = None
-    partition: str = "iid"
+    label: str | None = None
+    owner: str | None = None
+    holdout: float | None = None
+    normalise: bool = False
+    partition: str = ""
     alpha: float | None = None
     classes_per_device: int | None = None
     min_samples: int | None = None
@@ -46,6 +57,10 @@ class DataConfig:
     max_tokens: int = 128
     metric: str | None = None
     silos: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.partition:
+            object.__setattr__(self, "partition", "iid" if self.owner is None else "natural")
 
     def options(self) -> dict[str, Any]:
         """Return the partition's options that were given."""

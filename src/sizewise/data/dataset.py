@@ -1,4 +1,4 @@
-"""A labelled data set in memory: images, or texts as token ids."""
+"""A labelled data set in memory: images, vectors, or texts as token ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,13 +22,15 @@ class Dataset:
 
     Attributes:
         name: What it was loaded as.
-        train_inputs: uint8, (N, C, H, W), contiguous; of texts the token ids, int64 (N, T).
+        train_inputs: Images, uint8 or float32 (N, C, H, W), contiguous; vectors, float32 (N, F); of
+            texts the token ids, int64 (N, T).
         train_labels: Classes, int64 (N,); tags, int64 (N, T), `IGNORED` where there is none; or
             scores, float32 (N,).
         test_inputs: As train_inputs, M of them.
         test_labels: As train_labels, M of them.
         class_names: One name per class or tag; for scores, one name.
-        mean: One value per channel, in units where white is 1; none for texts.
+        mean: One value per channel, in units where white is 1; of floats per channel or feature.
+            None for texts, and for floats that are taken as they are.
         std: One value per channel, in the same units.
         groups: int64, (N,): who wrote each training sample, where the source knows.
         vocabulary: How many token ids there are; 0: the samples are images.
@@ -36,6 +38,9 @@ class Dataset:
         metric: How models are measured; see `metrics`.
         silos: Names of the data sets that it was joined from, each with classes of its own; see
             `silos`.
+        tokenizer: What made the token ids of texts, as JSON.
+        divided: The groups are the devices: the partition is `natural` unless somebody says else.
+        notes: What a run should say of its data, such as that a share was held out for tests.
     """
 
     name: str
@@ -51,6 +56,9 @@ class Dataset:
     target: Target = "class"
     metric: str = "accuracy"
     silos: tuple[str, ...] = ()
+    tokenizer: str = ""
+    divided: bool = False
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS[self.target]:
@@ -67,13 +75,8 @@ class Dataset:
                 if self.target != "class":
                     self._check_targets(part, images, labels)
                     continue
-            # Channels-last images crash some CPU builds of torch in a convolution's backward pass,
-            # and a permuted tensor stays channels-last through every later operation.
-            elif images.dtype != torch.uint8 or images.ndim != 4 or not images.is_contiguous():
-                raise DataError(
-                    f"{self.name}: {part} images must be contiguous uint8 (N, C, H, W), got "
-                    f"{images.dtype} {tuple(images.shape)}; convert them before building a Dataset"
-                )
+            else:
+                self._check_images(part, images)
             if len(images) == 0 or labels.shape != (len(images),) or labels.dtype != torch.int64:
                 raise DataError(
                     f"{self.name}: expected one int64 label for each of the {len(images)} {part} "
@@ -90,6 +93,17 @@ class Dataset:
             raise DataError(
                 f"{self.name}: training images are {tuple(self.train_inputs.shape[1:])}, test "
                 f"images {tuple(self.test_inputs.shape[1:])}; set image_size to make them equal"
+            )
+
+    def _check_images(self, part: str, images: Tensor) -> None:
+        # Channels-last images crash some CPU builds of torch in a convolution's backward pass,
+        # and a permuted tensor stays channels-last through every later operation.
+        known = {torch.uint8: (4,), torch.float32: (2, 4)}
+        if images.ndim not in known.get(images.dtype, ()) or not images.is_contiguous():
+            raise DataError(
+                f"{self.name}: {part} images must be contiguous uint8 or float32 (N, C, H, W), or "
+                f"vectors float32 (N, F), got {images.dtype} {tuple(images.shape)}; convert them "
+                "before building a Dataset"
             )
 
     def _check_tokens(self, part: str, ids: Tensor) -> None:
@@ -136,7 +150,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one image, (C, H, W), or text, (T,)."""
+        """The shape of one image, (C, H, W), vector, (F,), or text, (T,)."""
         return tuple(self.train_inputs.shape[1:])
 
     @property
@@ -148,14 +162,15 @@ class Dataset:
 
     def transform(self, policy: str = "none") -> Callable[[Tensor, Generator | None], Tensor]:
         """Return what turns a batch of samples into what a model takes; images are augmented."""
-        if not self.vocabulary:
-            return Transform(policy, self.mean, self.std)
-        if policy != "none":
+        if policy != "none" and self.train_inputs.ndim != 4:
             raise ConfigError(
-                f"recipe.augment = {policy!r} is for images, and {self.name} holds texts; "
-                "set it to 'none'"
+                f"recipe.augment = {policy!r} is for images, and {self.name} holds "
+                f"{'texts' if self.vocabulary else 'vectors'}; set it to 'none'"
             )
-        return as_they_are
+        if self.vocabulary:
+            return as_they_are
+        white = 255 if self.train_inputs.dtype == torch.uint8 else 1
+        return Transform(policy, self.mean, self.std, white=white)
 
     def augmented(self, policy: str, generator: Generator) -> "Dataset":
         """Return the same data with every training image augmented, once and for all."""

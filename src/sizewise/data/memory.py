@@ -6,85 +6,110 @@ that training sees, so that nobody goes on with other data than the run was star
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from sizewise.common.structure import build
+from sizewise.data import given
 from sizewise.data.catalog import MEMORY, own_name
 from sizewise.data.config import DataConfig
 from sizewise.data.dataset import Dataset
-from sizewise.data.decode import channel_statistics
+from sizewise.data.reading import Reading, limited
+from sizewise.data.samples import assembled
 from sizewise.errors import CheckpointError, ConfigError, DataError
 from sizewise.exchange.state import sha256
+from sizewise.fleet.devices import FleetConfig
 
-_READ_ONLY = ("root", "train_limit", "test_limit", "image_size", "metric", "silos")
-"""Keys of `[data]` that say how files are read."""
+_OF_FILES = ("root", "silos")
+"""Keys of `[data]` that say which files are read."""
+
+_OF_SAMPLES = ("label", "owner", "holdout", "normalise")
+"""Keys of `[data]` that say how samples become a `Dataset`."""
 
 
-def understood(data: object) -> str | Dataset:
+_SAID = ("name", "notes", "divided")
+"""Fields of a `Dataset` that no result depends on."""
+
+
+def understood(
+    data: object, options: Mapping[str, Any] | None = None, weights: str | None = None
+) -> str | Dataset:
     """Return what `federate` was given as a name for the config, or as a `Dataset`.
 
+    Args:
+        data: What somebody has; see `docs/own-data.md`.
+        options: Keys of the `[data]` table that say how it is read.
+        weights: Those of the model, which may come with a tokenizer.
+
     Raises:
-        DataError: It is neither a name, a folder, a `Dataset`, nor four tensors.
+        DataError: It is not understood, or cannot be read.
     """
-    if isinstance(data, str | Dataset):
+    if isinstance(data, str):
         return data
     if isinstance(data, PathLike):
         # Absolute, so that no folder is taken for a listed data set of the same name.
         return str(Path(data).expanduser().absolute())
-    if isinstance(data, tuple) and [isinstance(p, Tensor | np.ndarray) for p in data] == [True] * 4:
-        return of_tensors(*data)
-    raise DataError(_not_understood(data))
-
-
-def _not_understood(data: object) -> str:
-    kind = type(data)
-    came = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    return (
-        "data is a data set's name, a folder of files (str or Path), a sizewise Dataset, or a "
-        f"tuple (train_inputs, train_labels, test_inputs, test_labels) of tensors; {came} came: "
-        "make a sizewise.data.dataset.Dataset of its tensors"
+    chosen = build(DataConfig, options or {}, "data")
+    if isinstance(data, Dataset):
+        if idle := [key for key in _OF_SAMPLES if getattr(chosen, key) not in (None, False)]:
+            raise ConfigError(
+                f"data.{idle[0]} says how samples become a Dataset, and a Dataset came; leave it "
+                "out, and give a Dataset that is so already"
+            )
+        return data
+    found = given.read(data, Reading.of(chosen, weights))
+    full = assembled(
+        given.name_of(data),
+        found.train,
+        found.test,
+        holdout=chosen.holdout,
+        normalise=chosen.normalise,
+        divided=found.divided,
     )
+    return limited(full, chosen.train_limit, chosen.test_limit, chosen.metric)
 
 
-def of_tensors(train_inputs: Any, train_labels: Any, test_inputs: Any, test_labels: Any) -> Dataset:
-    """Return the `Dataset` of images, uint8 (N, C, H, W), and labels, whole numbers from 0, (N,).
+def implied(data: str | Dataset) -> dict[str, dict[str, Any]]:
+    """Return what data says about a run: its name, or that each owner of samples is a device.
 
-    Each is a tensor or an array.
+    Returns:
+        The keys of `[data]` and `[fleet]` that follow, unless somebody sets them.
     """
-    images = [torch.as_tensor(part).contiguous() for part in (train_inputs, test_inputs)]
-    labels = [torch.as_tensor(part) for part in (train_labels, test_labels)]
-    for part in images:
-        if part.dtype != torch.uint8 or part.ndim != 4 or len(part) == 0:
-            raise DataError(
-                "inputs in a tuple are images, uint8 (N, C, H, W) with values from 0 to 255; "
-                f"{part.dtype} {tuple(part.shape)} came: convert them, or make a Dataset"
-            )
-    for part in labels:
-        if part.is_floating_point() or part.is_complex() or part.ndim != 1 or len(part) == 0:
-            raise DataError(
-                "labels in a tuple are whole numbers from 0, one for each input; "
-                f"{part.dtype} {tuple(part.shape)} came: convert them, or make a Dataset"
-            )
-    train, test = (part.long() for part in labels)
-    mean, std = channel_statistics(images[0])
-    names = tuple(map(str, range(int(train.max()) + 1)))
-    return Dataset("tensors", images[0], train, images[1], test, names, mean, std)
+    if isinstance(data, str):
+        return {"data": {"name": data}, "fleet": {}}
+    if not data.divided or data.groups is None:
+        return {"data": {}, "fleet": {}}
+    owners = len(set(data.groups.tolist()))
+    asked = min(owners, FleetConfig.per_round)
+    return {"data": {"partition": "natural"}, "fleet": {"devices": owners, "per_round": asked}}
 
 
 def recorded(data: DataConfig, dataset: Dataset) -> DataConfig:
     """Return the `[data]` table of a new run whose data is given in memory."""
     check(data, dataset)
-    idle = [key for key in _READ_ONLY if getattr(data, key)]
-    if idle:
+    if idle := [key for key in _OF_FILES if getattr(data, key)]:
         raise ConfigError(
-            f"data.{idle[0]} says how files are read, and the data is given in memory; leave it "
-            "out, and give a Dataset that is so already"
+            f"data.{idle[0]} says which files are read, and the data is given in memory; leave it "
+            "out"
+        )
+    side, limits = data.image_size, (data.train_limit, data.test_limit)
+    samples = (len(dataset.train_labels), len(dataset.test_labels))
+    other = {
+        "image_size": side is not None and dataset.shape[1:] != (side, side),
+        "train_limit": limits[0] is not None and samples[0] > limits[0],
+        "test_limit": limits[1] is not None and samples[1] > limits[1],
+        "metric": data.metric not in (None, dataset.metric),
+        "owner": data.owner is not None and dataset.groups is None,
+    }
+    for key in (key for key, differs in other.items() if differs):
+        raise ConfigError(
+            f"data.{key} is {getattr(data, key)!r}, and the Dataset in memory is not like that; "
+            "leave it out, or give a Dataset that is so already"
         )
     return replace(data, name=f"{MEMORY}{dataset.name}", sha256=identity(dataset))
 
@@ -92,7 +117,10 @@ def recorded(data: DataConfig, dataset: Dataset) -> DataConfig:
 def check(data: DataConfig, dataset: Dataset | None) -> None:
     """Raise unless a run's data is at hand, and is what its `[data]` table has recorded."""
     if dataset is not None and not isinstance(dataset, Dataset):
-        raise DataError(_not_understood(dataset))
+        raise DataError(
+            f"a session takes a sizewise Dataset, and {type(dataset).__name__} came; "
+            "sizewise.data.memory.understood(data) makes one"
+        )
     if dataset is None and data.name.startswith(MEMORY):
         raise DataError(
             f"the data of this run, {own_name(data.name)!r}, was given in memory; give it again, "
@@ -116,6 +144,6 @@ def identity(dataset: Dataset) -> str:
     facts = {
         field.name: values[field.name]
         for field in fields(dataset)
-        if field.name not in ("name", *tensors) and values[field.name] != field.default
+        if field.name not in (*_SAID, *tensors) and values[field.name] != field.default
     }
     return hashlib.sha256((sha256(named) + json.dumps(facts)).encode()).hexdigest()

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sizewise.data.catalog import MEMORY
 from sizewise.errors import ConfigError, ModelError
 from sizewise.exchange.view import Tensors
 
@@ -51,8 +52,10 @@ def folder(name: str) -> Path:
 
 
 def described(name: str | None) -> Path | None:
-    """Return the folder that tells more about weights; None for a bare file, and for no weights."""
-    if name is None or name.endswith(".safetensors") or Path(name).expanduser().is_file():
+    """Return the folder that tells more about weights; None for a bare file, and for no name."""
+    if name is None or name.startswith(MEMORY):
+        return None
+    if name.endswith(".safetensors") or Path(name).expanduser().is_file():
         return None
     return folder(name)
 

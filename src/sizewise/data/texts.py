@@ -1,43 +1,29 @@
-"""From the splits of a Hugging Face data set of texts to token ids, a thousand texts at a time.
+"""Texts as token ids, all of one length.
 
 Two kinds are understood: one or two columns of text with a class or a score, as in GLUE; and lists
-of words with a tag for each, as in named entity recognition. Classes without a number get one in
-the order of their names. All texts are cut and padded to one length, because what a training step
-costs must not depend on the data.
+of words with a tag for each, as in named entity recognition. All texts are cut and padded to one
+length, because what a training step costs must not depend on the data.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sizewise.data import pretrained
-from sizewise.data.catalog import Source
-from sizewise.data.dataset import Dataset, Target
-from sizewise.data.decode import BATCH, TEST_SPLITS, Split
+from sizewise.data import labels, pretrained
+from sizewise.data.columns import Columns
+from sizewise.data.dataset import Dataset
+from sizewise.data.labels import Labels
+from sizewise.data.samples import Samples
+from sizewise.data.tables import Batch, Values
 from sizewise.errors import DataError
-from sizewise.steps.metrics import METRICS
 from sizewise.steps.step import IGNORED
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-TAG_COLUMNS = ("ner_tags", "tags", "labels", "label")
-"""Where lists of tags are looked for that are words, as the tokens beside them are."""
-
-
-class Columns(NamedTuple):
-    """Which columns hold what: one or two texts, or a list of words; and the labels.
-
-    ``names`` is empty for scores, and for classes that have to be found among the labels.
-    """
-
-    texts: tuple[str, ...]
-    label: str
-    target: Target
-    names: tuple[str, ...]
 
 
 def tokenizer(name: str) -> "Tokenizer":
@@ -63,93 +49,16 @@ def tokenizer_file(name: str) -> Path:
     return path
 
 
+def tokenizer_text(name: str) -> str:
+    """Return a tokenizer as it is stored, which is JSON."""
+    return tokenizer_file(name).read_text(encoding="utf-8")
+
+
 def own_tokenizer(weights: str | None) -> str | None:
     """Return the tokenizer that comes with published weights, if one does."""
     place = pretrained.described(weights)
     path = place and place / "tokenizer.json"
     return str(path) if path and path.is_file() else None
-
-
-def find_columns(name: str, features: Mapping[str, Any] | None) -> Columns | None:
-    """Tell the columns of texts and labels by their type; None if the data holds no texts."""
-    import datasets
-
-    features = features or {}
-    if any(isinstance(kind, datasets.Image) for kind in features.values()):
-        return None
-    inner = {key: kind.feature for key, kind in features.items() if hasattr(kind, "feature")}
-    classes = [key for key, kind in inner.items() if isinstance(kind, datasets.ClassLabel)]
-    tags = classes or [key for key in TAG_COLUMNS if _is_text(inner.get(key))]
-    words = [key for key, kind in inner.items() if _is_text(kind) and key not in tags]
-    if words and tags:
-        return Columns((words[0],), tags[0], "tags", tuple(getattr(inner[tags[0]], "names", ())))
-    texts = [key for key, kind in features.items() if _is_text(kind)]
-    texts = [key for key in texts if key not in ("id", "idx", "guid", "label")]
-    if not texts:
-        return None
-    kind = features.get("label")
-    if kind is None:
-        raise DataError(
-            f"{name} has texts ({', '.join(texts)}) but no column 'label'; name it so, or use "
-            "another data set"
-        )
-    target: Target = "score" if "float" in str(getattr(kind, "dtype", "")) else "class"
-    names = ("false", "true") if getattr(kind, "dtype", "") == "bool" else ()
-    return Columns(tuple(texts[:2]), "label", target, tuple(getattr(kind, "names", names)))
-
-
-def _is_text(kind: object) -> bool:
-    return getattr(kind, "dtype", "") in ("string", "large_string", "string_view")
-
-
-def encode(
-    name: str,
-    splits: Mapping[str, Split],
-    columns: Columns,
-    source: Source,
-    tokens: "Tokenizer",
-    length: int,
-) -> Dataset:
-    """Read a data set of texts into memory, each cut and padded to a length in tokens.
-
-    Of its splits, "train" is read, and the one that the source names for tests or else the first of
-    ``TEST_SPLITS``.
-    """
-    test = next((s for s in (source.test, *TEST_SPLITS) if s in splits), None)
-    if "train" not in splits or test is None:
-        raise DataError(
-            f"{name} needs a train split and one of {', '.join(TEST_SPLITS)}, and has "
-            f"{', '.join(sorted(splits))}; use another data set"
-        )
-    set_length(name, tokens, length)
-    names, numbers = columns.names, None
-    kinds = [(splits[split].features or {}).get(columns.label) for split in ("train", test)]
-    if any(_is_text(getattr(kind, "feature", kind)) for kind in kinds):  # Words, or lists of them.
-        names = _words(splits["train"], columns)
-        numbers = {word: number for number, word in enumerate(names)}
-    (train_ids, train_labels), (test_ids, test_labels) = (
-        _read(f"{name}, {split}", splits[split], columns, tokens, numbers)
-        for split in ("train", test)
-    )
-    if columns.target == "score":
-        # As images are normalised: else training would first have to find the mean.
-        mean, deviation = train_labels.mean(), train_labels.std(correction=0).clamp(min=1e-6)
-        train_labels, test_labels = ((s - mean) / deviation for s in (train_labels, test_labels))
-    if columns.target == "class" and not names:
-        names = tuple(map(str, range(int(train_labels.max()) + 1)))
-    return Dataset(
-        name=name,
-        train_inputs=train_ids,
-        train_labels=train_labels,
-        test_inputs=test_ids,
-        test_labels=test_labels,
-        class_names=names or ("score",),
-        mean=(),
-        std=(),
-        vocabulary=tokens.get_vocab_size(),
-        target=columns.target,
-        metric=source.metric or METRICS[columns.target][0],
-    )
 
 
 def set_length(name: str, tokens: "Tokenizer", length: int) -> None:
@@ -162,59 +71,76 @@ def set_length(name: str, tokens: "Tokenizer", length: int) -> None:
     raise DataError(f"the tokenizer for {name} has no token [PAD] or <pad>; use another one")
 
 
-def _words(train: Split, columns: Columns) -> tuple[str, ...]:
-    """Return all labels of a training split that has words for them, in order."""
-    found: set[str] = set()
-    for batch in train.select_columns([columns.label]).iter(batch_size=BATCH):
-        for given in batch[columns.label]:
-            found.update(map(str, given if columns.target == "tags" else [given]))
-    return tuple(sorted(found))
+def tokenizer_of(data: Dataset, name: str | None) -> str:
+    """Return what makes token ids of texts for a data set, as JSON; nothing for other data.
 
-
-def _read(
-    where: str,
-    split: Split,
-    columns: Columns,
-    tokens: "Tokenizer",
-    numbers: Mapping[str, int] | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the token ids (N, T) of a split, and its labels (N,) or (N, T).
-
-    Errors say `where` they are; `numbers` has the number of each label, where labels are words.
+    Of token ids that were given in memory it is the tokenizer of this name, if it has as many.
     """
-    ids: list[list[int]] = []
-    labels: list[Any] = []
-    tagged = columns.target == "tags"
-    wanted = [*columns.texts, columns.label]
-    for batch in split.select_columns(wanted).iter(batch_size=BATCH):
-        for column in wanted:
-            if None in batch[column]:
-                row = len(ids) + batch[column].index(None) + 1
-                raise DataError(f"{where}: row {row} has no {column}; fill it in, or drop the row")
-        texts = [batch[column] for column in columns.texts]
-        inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
-        encoded = tokens.encode_batch(inputs, is_pretokenized=tagged)
-        ids.extend(each.ids for each in encoded)
-        given = batch[columns.label]
-        if numbers is not None:
-            rows = given if tagged else [[label] for label in given]
-            rows = [[_number(where, label, numbers) for label in row] for row in rows]
-            given = rows if tagged else [label for (label,) in rows]
-        if tagged:
-            given = [first_pieces(e.word_ids, t) for e, t in zip(encoded, given, strict=True)]
-        labels.extend(given)
-    kind = torch.float32 if columns.target == "score" else torch.int64
-    return torch.tensor(ids), torch.tensor(labels, dtype=kind)
+    if data.tokenizer or not data.vocabulary or name is None:
+        return data.tokenizer
+    fits = tokenizer(name).get_vocab_size() == data.vocabulary
+    return tokenizer_text(name) if fits else ""
 
 
-def _number(where: str, label: object, numbers: Mapping[str, int]) -> int:
-    """Return the number of a label, which must be one of the training split's."""
-    if str(label) not in numbers:
-        raise DataError(
-            f"{where}: no training text has the label {label!r}; they have "
-            f"{', '.join(list(numbers)[:9])}: correct it, or add training texts with it"
-        )
-    return numbers[str(label)]
+def of_length(stored: str, length: int) -> str:
+    """Return a tokenizer, as JSON, that cuts and pads all texts to one length."""
+    from tokenizers import Tokenizer
+
+    tokens = Tokenizer.from_str(stored)
+    set_length("the model", tokens, length)
+    return tokens.to_str(pretty=True)
+
+
+class TextReader:
+    """Makes token ids, and labels that suit them, of the rows of a table."""
+
+    def __init__(self, where: str, columns: Columns, name: str, length: int) -> None:
+        self._where, self._columns = where, columns
+        self._name, self._tokens = name, tokenizer(name)
+        set_length(where, self._tokens, length)
+        self._tags = {name: number for number, name in enumerate(columns.names)}
+
+    def read(self, batch: Batch, first: int) -> tuple[list[Tensor], Values]:
+        """Return the token ids (B, T) of a batch whose first row is of that number; its labels."""
+        columns = self._columns
+        for column in columns.inputs:
+            for row, cell in enumerate(batch[column], first + 1):
+                if not isinstance(cell, str | list | tuple):
+                    raise DataError(
+                        f"{self._where}: row {row} has no {column}; fill it in, or drop the row"
+                    )
+        parts = [list(batch[column]) for column in columns.inputs]
+        rows = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
+        tagged = columns.target == "tags"
+        encoded = self._tokens.encode_batch(rows, is_pretokenized=tagged)
+        ids = torch.tensor([each.ids for each in encoded])
+        if not tagged:
+            return [ids], batch[columns.label]
+        numbers = [self._numbers(row) for row in batch[columns.label]]
+        pairs = zip(encoded, numbers, strict=True)
+        return [ids], [first_pieces(each.word_ids, tags) for each, tags in pairs]
+
+    def labels(self, given: Sequence[Any]) -> Labels:
+        """Return all labels of the table as numbers."""
+        if self._columns.target == "score":
+            return labels.scores(self._where, given)
+        if self._columns.target == "class":
+            return labels.classes(self._where, given, self._columns.names)
+        found = Labels(torch.tensor(given), tuple(self._tags), "tags")
+        if self._columns.names:
+            return found
+        return found.numbered_as(labels.in_order(self._tags), self._where)
+
+    def described(self, samples: Samples) -> Samples:
+        """Return the samples with the tokenizer that made them."""
+        vocabulary, stored = self._tokens.get_vocab_size(), tokenizer_text(self._name)
+        return replace(samples, vocabulary=vocabulary, tokenizer=stored)
+
+    def _numbers(self, tags: Sequence[Any]) -> list[int]:
+        """Return the numbers of tags; words get one when they come for the first time."""
+        if self._columns.names:
+            return list(tags)
+        return [self._tags.setdefault(str(tag), len(self._tags)) for tag in tags]
 
 
 def first_pieces(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:

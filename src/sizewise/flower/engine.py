@@ -31,6 +31,7 @@ from sizewise.families.base import Method
 from sizewise.flower import replies as flower_replies
 from sizewise.flower import wire
 from sizewise.flower.journal import Journal
+from sizewise.flower.own_data import told
 from sizewise.flower.roster import Member, Roster
 from sizewise.training.evaluation import Score
 
@@ -69,8 +70,7 @@ class FlowerEngine:
         self._sizes = shards.sizes()
         self._here = LocalEngine(DeviceRunner(method, dataset, shards))
         # A node with data of its own has to see it as all others see theirs.
-        facts = {name: getattr(dataset, name) for name in ("shape", "class_names", "mean", "std")}
-        self._common = {"config": config.to_dict(), "data": plain(facts)}
+        self._common = {"config": config.to_dict(), "data": plain(told(dataset))}
         self.journal.open(Path(partition).parent)
 
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:

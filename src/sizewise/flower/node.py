@@ -4,7 +4,7 @@ A node is told who it is by its owner, in `flower-supernode --node-config`:
 
     partition-id   the number of the device that it is
     memory         its budget, such as "20MB"; "free" measures what the machine has left
-    data           a parquet folder of its own; without it, its share of the run's data set
+    data           a folder or file of its own; without it, its share of the run's data set
     state-dir      a folder for what it remembers, so that it outlives a restart of the server
 
 Torch is imported when there is something to train, not to tell the budget.
@@ -26,7 +26,6 @@ from sizewise.errors import ConfigError, DataError, SizewiseError
 from sizewise.flower import wire
 
 if TYPE_CHECKING:
-    from sizewise.data.dataset import Dataset
     from sizewise.engines.device_runner import DeviceRunner
     from sizewise.exchange.view import Tensors
     from sizewise.flower.memory import Versions
@@ -116,9 +115,8 @@ class Node:
         import torch
 
         from sizewise import config as configs
-        from sizewise.data import sources
-        from sizewise.data.texts import own_tokenizer
         from sizewise.engines.device_runner import DeviceRunner
+        from sizewise.flower import own_data
         from sizewise.runs import preparation
 
         torch.set_num_threads(1)  # This process trains, and does nothing else.
@@ -127,18 +125,7 @@ class Node:
         if self._opened is None or self._opened[0] != key:
             config, dataset = configs.from_dict(order["config"]), None
             if folder is not None:
-                dataset = sources.load(
-                    str(folder),
-                    image_size=config.data.image_size,
-                    tokenizer=config.data.tokenizer or own_tokenizer(config.model.weights),
-                    max_tokens=config.data.max_tokens,
-                    metric=config.data.metric,
-                )
-                dataset = _like_the_others(dataset, **order["data"])
-                # Every device "draws" all of its own samples.
-                samples = len(dataset.train_labels)
-                data = replace(config.data, partition="draw", samples_per_device=samples)
-                config = replace(config, data=data)
+                config, dataset = own_data.load(str(folder), config, order["data"])
             setting = preparation.prepare(config, dataset)
             runner = DeviceRunner(setting.method, setting.dataset, setting.partition)
             self._opened = (key, runner)
@@ -153,27 +140,6 @@ class Node:
             run = hashlib.sha256(json.dumps(order["config"]).encode()).hexdigest()[:16]
             folder = Path(str(home)).expanduser() / run / f"device-{device_of(context)}"
         return Versions(context.state, folder)
-
-
-def _like_the_others(
-    dataset: "Dataset",
-    shape: list[int],
-    class_names: list[str],
-    mean: list[float],
-    std: list[float],
-) -> "Dataset":
-    """Return a node's own data, labelled and normalised as everybody's."""
-    if dataset.shape != tuple(shape):
-        raise DataError(
-            f"its images are {dataset.shape}, and those of the run {tuple(shape)}; "
-            f"set data.image_size, or convert them"
-        )
-    if dataset.classes > len(class_names):
-        raise DataError(
-            f"its data has {dataset.classes} classes, and the run has {len(class_names)}; "
-            f"label it as the run does"
-        )
-    return replace(dataset.in_classes(tuple(class_names)), mean=tuple(mean), std=tuple(std))
 
 
 def _tensors(message: Message) -> "Tensors":

@@ -77,7 +77,7 @@ def summary(model: nn.Module, inputs: Tensor, parts: Anatomy | None = None) -> S
 
     Of the inputs, a batch such as (32, 3, 32, 32), only shape and type matter.
     """
-    parts = anatomy(model) if parts is None else parts
+    parts = (anatomy(model) if parts is None else parts).in_turn("the paper's accounting")
     model = copy.deepcopy(model).to("meta")
     x = inputs.to("meta")
     stem, x = _part(model, parts.stem, x, _LAYERS)

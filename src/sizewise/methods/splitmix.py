@@ -161,7 +161,7 @@ class SplitMix(Method):
         if task.model.weights is not None:
             raise ConfigError(
                 "splitmix trains several narrow networks, which cannot all start from "
-                "model.weights; leave it out"
+                "model.weights; leave it out, and give a built model as a class or function"
             )
 
     @cached_property

@@ -1,4 +1,7 @@
-"""The model zoo, by name; and models of your own, as `"package.module:factory"`.
+"""The model zoo, by name; models of your own, as `"package.module:factory"`; of other libraries.
+
+`"timm:resnet18"`, `"torchvision.models:resnet18"` and
+`"transformers:BertForSequenceClassification"` are models of these libraries.
 
 A factory is called with those of `classes`, `image`, `channels` and `width` that its signature
 names, and with the options of the config. It returns a `nn.Module` that maps images of shape
@@ -23,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sizewise.common.structure import nearest
+from sizewise.data.catalog import MEMORY
 from sizewise.errors import ConfigError, ModelError, NoChannelLeft
 
 if TYPE_CHECKING:
@@ -33,6 +37,12 @@ _FAMILIES = {
     "preresnet": "sizewise.models.preresnet:preresnet",
     "resnet": "sizewise.models.resnet:cifar_resnet",
     "densenet": "sizewise.models.densenet:densenet",
+}
+# "timm:resnet18" calls from_timm.build("resnet18", ...).
+_LIBRARIES = {
+    "timm": "sizewise.models.from_timm:build",
+    "torchvision.models": "sizewise.models.from_torchvision:build",
+    "transformers": "sizewise.models.from_transformers:build",
 }
 _MODULES = {
     "resnet": ("resnet18", "resnet34", "wide_resnet101_2"),
@@ -109,6 +119,7 @@ def build(
     from torch import nn
 
     from sizewise.models.common import check_output
+    from sizewise.models.memory import Built
 
     make = factory(name)
     data: dict[str, object] = {"classes": classes, "width": width, "weights": weights, "sets": sets}
@@ -117,10 +128,13 @@ def build(
     else:
         data |= {"image": image, "channels": image[0]}
     try:
-        model = make(**_keywords(name, make, data, args))
+        built = isinstance(make, Built)  # It has what it needs of the data.
+        model = make(**(args if built else _keywords(name, make, data, args)))
     except Exception as error:  # a factory of the user's may raise anything
         given = ", ".join(f"{key} = {value!r}" for key, value in args.items()) or "no options"
         reason = str(error).partition("\n")[0] or type(error).__name__
+        if len(image) == 1 and not vocabulary:
+            reason += f" (the data holds vectors of {image[0]}, as 'mlp' and 'linear' take them)"
         known = NoChannelLeft if isinstance(error, NoChannelLeft) else ModelError
         raise known(f"the model {name!r} cannot be built with {given}: {reason}") from error
     if not isinstance(model, nn.Module):
@@ -154,6 +168,11 @@ def at_hand(name: str, make: Callable[..., Any]) -> Iterator[None]:
         _AT_HAND.reset(token)
 
 
+def is_at_hand(name: str) -> bool:
+    """Return whether a name stands for a factory that the caller has."""
+    return name in _AT_HAND.get()
+
+
 def takes_width(name: str) -> bool:
     """Return whether a model's factory can build it at any width."""
     return "width" in inspect.signature(factory(name)).parameters
@@ -163,7 +182,16 @@ def factory(name: str) -> Callable[..., Any]:
     """Return the function that builds a model; raise ConfigError if nothing has this name."""
     if name in _AT_HAND.get():
         return _AT_HAND.get()[name]
-    if ":" in name:
+    if name.startswith(MEMORY):
+        raise ConfigError(
+            f"the model {name.removeprefix(MEMORY)!r} was given in memory; give it again, from "
+            "Python: sizewise.resume(folder, model=...), which also exports, or "
+            "sizewise.deployment.load(file, model=...)"
+        )
+    library, separator, wanted = name.partition(":")
+    if library in _LIBRARIES:
+        return partial(_load(_LIBRARIES[library]), wanted)
+    if separator:
         # An installed command does not look in the current folder by itself. At the end, so that
         # no file there hides a package; for good, as the factory may import more when called.
         if os.getcwd() not in sys.path:
@@ -175,7 +203,7 @@ def factory(name: str) -> Callable[..., Any]:
         return partial(_load(_FAMILIES[match[1]]), int(match[2]))
     raise ConfigError(
         f"no model is called {name!r}; {nearest(name, _CATALOGUE)} "
-        "(a model of your own is 'package.module:factory')"
+        "(a model of your own is 'package.module:factory', one of timm 'timm:resnet18')"
     )
 
 
@@ -193,8 +221,8 @@ def _load(reference: str) -> Callable[..., Any]:
     if module_name == "__main__" and getattr(found, "__module__", None) != "__main__":
         raise ConfigError(
             f"the model {reference!r} belongs to the script or notebook that defines it, and this "
-            "is another program; resume or export there, with session.resumed(folder) or "
-            "deployment.export(folder, file), or move it into a file of its own and train again"
+            "is another program; give it again, with sizewise.resume(folder, model=...), or move "
+            "it into a file of its own and train again"
         )
     if not callable(found):
         raise ConfigError(f"the module {module_name!r} has no function or class {attribute!r}")
@@ -210,17 +238,15 @@ def _keywords(
     """Return what to call a factory with: what it asks for of the data, and the options."""
     signature = inspect.signature(factory).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature)
-    named = {
-        p.name: p.annotation
-        for p in signature
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
+    asked = [p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = {p.name: p.annotation for p in asked}
+    needed = {p.name for p in asked if p.default is p.empty}
     if "vocabulary" in data and "vocabulary" not in named:
         raise ModelError(
             f"the model {name!r} takes no 'vocabulary', so it is not for texts; "
             "use 'encoder', or data with images"
         )
-    if "vocabulary" in named and "vocabulary" not in data:
+    if "vocabulary" in needed and "vocabulary" not in data:
         raise ModelError(
             f"the model {name!r} is for texts; use another one for images, such as 'cnn'"
         )
@@ -235,7 +261,7 @@ def _keywords(
             "no 'width'; add that parameter or use width 1"
         )
     for option, value in args.items():
-        if option in data:
+        if option in data and (option in named or not takes_any):
             raise ModelError(
                 f"{option!r} is no option of the model {name!r}: the run sets it; leave it out"
             )

@@ -1,4 +1,4 @@
-"""A comparison: one task, a row for each method, several seeds, a few runs at a time.
+"""A comparison: one task, a row for each method and each varied value, several seeds.
 
 Each run is what `sizewise run` gives, in a folder of its own: what is done is not run again, and
 what was stopped goes on where it was. All runs of a seed have the same split, the same budgets and
@@ -8,26 +8,21 @@ the same sampled devices, because these depend on the config and the seed alone.
 import hashlib
 import json
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
-
-import tomli_w
+from typing import Any
 
 from sizewise import config as configs
 from sizewise.common.structure import plain
 from sizewise.config import Config, EngineConfig
+from sizewise.data.catalog import own_name
 from sizewise.errors import ConfigError, NothingMerged
 from sizewise.exchange.checkpoint import write_bytes
 from sizewise.report import summary
 from sizewise.report.records import COMPARISON, lines
 from sizewise.report.summary import Row, summarise
+from sizewise.report.sweep import values
 
 Tables = Mapping[str, Any]
 
@@ -59,10 +54,6 @@ class Outcome:
     exit_code: int = 0
 
 
-Watch = Callable[[Sequence[Job], Sequence[Outcome]], None]
-"""Called again and again with the jobs that are running and with what is done."""
-
-
 def by_method(tables: Tables, names: Sequence[str]) -> dict[str, Tables]:
     """Return a config's tables for each method; its options stay with the method they belong to."""
     given = tables.get("method", {})
@@ -89,12 +80,18 @@ def jobs(rows: Mapping[str, Tables], seeds: Sequence[int], folder: Path) -> list
                     f"{str(job.folder)!r} holds a run with another config; "
                     f"choose another --out, or delete it"
                 )
+    rows_of = {job.folder: job.row for job in made}
+    if (twin := next((job for job in made if rows_of[job.folder] != job.row), None)) is not None:
+        raise ConfigError(
+            f"{twin.row!r} and {rows_of[twin.folder]!r} would share the folder "
+            f"{twin.folder.name!r}; compare them in two commands, with another --out"
+        )
     return made
 
 
 def folder_name(row: str, seed: int) -> str:
     """Return the name of a run's folder."""
-    return re.sub(r"[ /:]", "_", f"{row}-{seed}")
+    return re.sub(r"[ /:'\"{}\[\]]", "_", f"{row}-{seed}")
 
 
 def _one_core(tables: Tables) -> Any:
@@ -102,41 +99,15 @@ def _one_core(tables: Tables) -> Any:
     return {**engine, "workers": 1} if isinstance(engine, Mapping) else engine
 
 
+def default_folder(tables: Tables, data: str) -> Path:
+    """Return where a comparison lives by default: the same task goes on in the same folder."""
+    return Path("runs") / f"compare-{Path(own_name(data)).name}-{identity(tables)}"
+
+
 def identity(tables: Tables) -> str:
     """Return a short name of a task: the same for all methods, seeds and numbers of workers."""
     task = {k: v for k, v in tables.items() if k not in ("method", "seed", "engine")}
     return hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def carry_out(
-    wanted: Sequence[Job], at_once: int, watch: Watch = lambda running, done: None
-) -> list[Outcome]:
-    """Run what is missing, some jobs at a time, and return all outcomes in the order of the jobs.
-
-    Each job takes one core; `watch` is told twice a second how things stand.
-
-    Raises:
-        KeyboardInterrupt: After every run under way was stopped in an orderly manner.
-    """
-    outcomes = {job.folder: found for job in wanted if (found := finished(job)) is not None}
-    waiting = [job for job in wanted if job.folder not in outcomes]
-    running: list[_Run] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                running.append(_Run(waiting.pop(0)))
-            for run in [run for run in running if run.process.poll() is not None]:
-                running.remove(run)
-                outcomes[run.job.folder] = run.outcome()
-            watch([run.job for run in running], list(outcomes.values()))
-            time.sleep(0.5)
-    finally:
-        for run in running:
-            run.process.send_signal(signal.SIGINT)
-        for run in running:
-            run.process.wait()
-            run.outcome()
-    return [outcomes[job.folder] for job in wanted]
 
 
 def finished(job: Job) -> Outcome | None:
@@ -149,43 +120,6 @@ def finished(job: Job) -> Outcome | None:
         return Outcome(job, None, result["error"], NothingMerged.exit_code)
     steps = sum(line.get("steps", 0) for line in lines(job.folder / "updates.jsonl"))
     return Outcome(job, {**result, "steps": steps})
-
-
-class _Run:
-    """A job in a process of its own."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed when read)
-        command = [sys.executable, "-P", "-m", "sizewise.cli"]
-        if (job.folder / "config.toml").exists():
-            command += ["resume", str(job.folder)]
-        else:
-            job.folder.parent.mkdir(parents=True, exist_ok=True)
-            command += ["run", "/dev/stdin", "--out", str(job.folder)]
-        self.process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            text=True,
-            # A group of its own: Ctrl-C reaches this process only, which then stops its runs.
-            process_group=0,
-        )
-        if self.process.stdin is not None:
-            self.process.stdin.write(tomli_w.dumps(job.config.to_dict()))
-            self.process.stdin.close()
-
-    def outcome(self) -> Outcome:
-        """Return what became of it, once it has ended."""
-        with self._errors:
-            self._errors.seek(0)
-            said = self._errors.read().strip().splitlines() or ["it ended without a word"]
-        found = finished(self.job)
-        if found is not None:
-            return found
-        reason = said[-1].removeprefix("error: ")
-        return Outcome(self.job, None, reason, self.process.returncode)
 
 
 def summary_rows(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -203,8 +137,14 @@ def summary_rows(outcomes: Sequence[Outcome]) -> list[Row]:
     ]
 
 
-def save(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Write the tables of a comparison and what it consists of; return the latter."""
+def save(folder: Path, outcomes: Sequence[Outcome], varied: Sequence[str] = ()) -> dict[str, Any]:
+    """Write the tables of a comparison and what it consists of; return the latter.
+
+    Args:
+        folder: Where.
+        outcomes: Its runs.
+        varied: Dotted keys of the config in which rows differ: each run is saved with its values.
+    """
     rows = summary_rows(outcomes)
     seeds = list(dict.fromkeys(outcome.job.seed for outcome in outcomes))
     found = {
@@ -218,6 +158,7 @@ def save(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 "row": outcome.job.row,
                 "seed": outcome.job.seed,
                 "folder": outcome.job.folder.name,
+                **({"varied": values(outcome.job.config, varied)} if varied else {}),
                 "error": outcome.error,
                 "result": outcome.result,
             }

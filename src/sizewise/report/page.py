@@ -7,7 +7,18 @@ from pathlib import Path
 
 from sizewise.common.structure import format_bytes, format_flops
 from sizewise.data.catalog import own_name
-from sizewise.report import attendance, benefit, budgets, curves, label_grid, pieces, sizes, summary
+from sizewise.errors import ConfigError
+from sizewise.report import (
+    attendance,
+    benefit,
+    budgets,
+    curves,
+    label_grid,
+    pieces,
+    records,
+    sizes,
+    summary,
+)
 from sizewise.report.chart import NARROW, WIDE, Chart, series
 from sizewise.report.drawing import DARK, PALETTE
 from sizewise.report.records import COSTS, Run, by_row
@@ -55,6 +66,20 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
         drawing.pdf(folder / f"{chart.name}.pdf")
         paths += [folder / f"{chart.name}.{ending}" for ending in ("svg", "pdf", "csv")]
     return paths
+
+
+def write(folders: Sequence[Path], out: Path) -> Path:
+    """Write the page of some run folders and comparisons; return where it is.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    text = html(records.read(folders), records.failures(folders))
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written to {str(out)!r}: {error}") from None
+    return out
 
 
 def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
@@ -143,15 +168,9 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    chosen = summary.columns(rows)
-    heads = "".join(f"<th>{escape(column.head)}</th>" for column in chosen)
-    body = ""
-    for number, row in enumerate(rows):
-        swatch = f'<span class="swatch" style="background:var(--{series(number)[0]})"></span>'
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in summary.cells(row, chosen))
-        if not row.accuracy:
-            cells = f'<td class="words" colspan="{len(chosen)}">{escape(row.note)}</td>'
-        body += f"<tr><td>{swatch}{escape(row.name)}</td>{cells}</tr>"
+    def swatch(number: int) -> str:
+        return f'<span class="swatch" style="background:var(--{series(number)[0]})"></span>'
+
     seeds = list(dict.fromkeys(seed for row in rows for seed in row.seeds))
     words = escape(summary.meaning(rows))
     links = [
@@ -162,8 +181,8 @@ def _table(rows: Sequence[Row]) -> str:
     return (
         '<section id="table"><h2>The table</h2><p class="note">Accuracy is the mean over the '
         f"seeds, ± the standard deviation; costs are means of one run. {words}</p>"
-        f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
-        f'<tbody>{body}</tbody></table></div><p class="data">{" · ".join(links)}</p></section>'
+        f'<div class="scroll">{summary.html(rows, swatch)}</div>'
+        f'<p class="data">{" · ".join(links)}</p></section>'
     )
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from statistics import fmean, stdev
 from typing import Any
 
@@ -213,6 +214,19 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def html(rows: Sequence[Row], mark: Callable[[int], str] = lambda number: "") -> str:
+    """Return the table as HTML; `mark` gives what stands before the name of a row."""
+    chosen = columns(rows)
+    heads = "".join(f"<th>{escape(column.head)}</th>" for column in chosen)
+    body = ""
+    for number, row in enumerate(rows):
+        found = "".join(f"<td>{escape(cell)}</td>" for cell in cells(row, chosen))
+        if not row.accuracy:
+            found = f'<td class="words" colspan="{len(chosen)}">{escape(row.note)}</td>'
+        body += f"<tr><td>{mark(number)}{escape(row.name)}</td>{found}</tr>"
+    return f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
 def latex(rows: Sequence[Row]) -> str:
     """Return the table as LaTeX, for the booktabs package."""
     chosen = columns(rows)
@@ -236,21 +250,32 @@ def _escape(text: str) -> str:
     return text.replace("±", r"$\pm$")
 
 
-def comma_separated(rows: Sequence[Row], seeds: Sequence[int]) -> str:
-    """Return the table as CSV: plain numbers, one column for each seed's accuracy."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+def figures(rows: Sequence[Row], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return each row as plain numbers, with one entry for each seed's accuracy."""
     sizes = ("main", "best", "best_size", "worst", "worst_size", "average")
     served = (
         ("devices", "worst_tenth", "served") if any(row.devices is not None for row in rows) else ()
     )
     costs = (*sizes, *served, "steps", "sent", "flops", "peak", "refused", "seconds", "note")
-    scores = [f"accuracy_seed_{seed}" for seed in seeds]
-    writer.writerow(["method", "accuracy_mean", "accuracy_sd", *scores, *costs])
+    found = []
     for row in rows:
-        mean = row.mean if row.accuracy else None
-        spread = row.spread if row.accuracy else None
-        found = dict(zip(row.seeds, row.accuracy, strict=True))
-        by_seed = [found.get(seed) for seed in seeds]
-        writer.writerow([row.name, mean, spread, *by_seed, *(getattr(row, c) for c in costs)])
+        scores = dict(zip(row.seeds, row.accuracy, strict=True))
+        found.append(
+            {
+                "method": row.name,
+                "accuracy_mean": row.mean if row.accuracy else None,
+                "accuracy_sd": row.spread if row.accuracy else None,
+                **{f"accuracy_seed_{seed}": scores.get(seed) for seed in seeds},
+                **{cost: getattr(row, cost) for cost in costs},
+            }
+        )
+    return found
+
+
+def comma_separated(rows: Sequence[Row], seeds: Sequence[int]) -> str:
+    """Return the table as CSV: plain numbers, one column for each seed's accuracy."""
+    out, found = io.StringIO(), figures(rows, seeds)
+    writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
     return out.getvalue()

@@ -1,12 +1,14 @@
 """Tables for the terminal."""
 
+import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from sizewise.common.structure import format_bytes, format_flops
@@ -42,9 +44,9 @@ def announce_changes(federation: Federation) -> None:
         print(sentence, file=sys.stderr)
 
 
-def show_result(result: Mapping[str, Any]) -> None:
+def show_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a finished run: its models, its device classes, who was refused."""
-    console = Console(highlight=False)
+    console = console or Console(highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class")
     table.add_column("budget", justify="right")
@@ -109,7 +111,9 @@ def _show_validation(
     )
 
 
-def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> None:
+def show_plan(
+    rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None, console: Console | None = None
+) -> None:
     """Print what `preview.rows_and_cuts` gives, stage by stage where there are several."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class")
@@ -129,10 +133,11 @@ def show_plan(rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None) -> No
             needs = format_bytes(stage["bytes"]["peak"])
             numbers = (f"{stage['steps']:,}", f"{stage['flops'] / 1e9:,.3g}")
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
-    console = _console()
+    console = console or _console()
     console.print(table)
-    if cuts is not None:
-        console.print(str(cuts), soft_wrap=True)
+    for said in (None if cuts is None else str(cuts), rows[0]["blocks"] if rows else None):
+        if said is not None:
+            console.print(said, soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
@@ -152,9 +157,9 @@ def show_export(facts: Mapping[str, Any]) -> None:
     console.print(f"file      {facts['file']} ({card} describes it)", soft_wrap=True)
 
 
-def show_comparison(rows: Sequence[Row], folder: Path) -> None:
+def show_comparison(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Print the table of a comparison, and where its files are."""
-    console = _console()
+    console = console or _console()
     for table in comparison_tables(rows, console):
         console.print(table)
     if words := meaning(rows):
@@ -168,13 +173,26 @@ def show_comparison(rows: Sequence[Row], folder: Path) -> None:
 
 
 def comparison_tables(rows: Sequence[Row], console: Console) -> list[Table]:
-    """Return the table of a comparison; where it is too wide, what was reached and what it cost."""
+    """Return the table of a comparison; where it is too wide, several that are not.
+
+    What was reached comes first, then what it cost. Cells of several may go on in the next line,
+    but no word is broken.
+    """
     chosen = columns(rows)
-    whole = _comparison_table(rows, chosen)
-    needed = console.measure(whole, options=console.options.update(max_width=UNCUT)).maximum
-    if needed <= console.width:
-        return [whole]
-    parts = ([column for column in chosen if column.cost == cost] for cost in (False, True))
+
+    def needs(part: Sequence[Column]) -> Measurement:
+        uncut = console.options.update(max_width=UNCUT)
+        return console.measure(_comparison_table(rows, part), options=uncut)
+
+    if needs(chosen).maximum <= console.width:
+        return [_comparison_table(rows, chosen)]
+    parts: list[list[Column]] = []
+    for cost in (False, True):
+        parts.append([])
+        for column in (column for column in chosen if column.cost == cost):
+            if parts[-1] and needs([*parts[-1], column]).minimum > console.width:
+                parts.append([])
+            parts[-1].append(column)
     return [_comparison_table(rows, part) for part in parts]
 
 
@@ -195,6 +213,22 @@ UNCUT = 1000
 def _console() -> Console:
     terminal = sys.stdout.isatty()
     return Console(highlight=False, markup=False, width=None if terminal else UNCUT)
+
+
+def text(show: Callable[[Console], None]) -> str:
+    """Return what a function prints, as wide as the terminal, or uncut where there is none."""
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        highlight=False,
+        markup=False,
+        width=_console().width,
+        # In a notebook, rich would show it at once, and in colours.
+        force_jupyter=False,
+        color_system=None,
+    )
+    show(console)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
 def _bytes(amount: int | None, otherwise: str) -> str:

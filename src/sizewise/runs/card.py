@@ -71,8 +71,10 @@ def _preparation(facts: Mapping[str, Any]) -> str:
         )
     if not facts["mean"]:
         return ""
+    images = facts["dtype"] == "torch.uint8"
+    what = "Bytes of an image are divided by 255, then" if images else "Inputs are"
     return (
-        "Bytes of an image are divided by 255, then normalised for each channel: mean "
+        f"{what} normalised for each {'channel' if images else 'channel or feature'}: mean "
         f"{_numbers(facts['mean'])}, deviation {_numbers(facts['std'])}. "
     )
 

@@ -10,18 +10,15 @@ fixed statistics from the training data: a device that runs one sample at a time
 
 import copy
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sizewise import methods
@@ -29,54 +26,24 @@ from sizewise.common.structure import build, format_bytes, nearest, plain
 from sizewise.common.threads import one_thread
 from sizewise.data.dataset import Dataset
 from sizewise.data.memory import check as check_data
-from sizewise.data.texts import own_tokenizer, set_length, tokenizer
+from sizewise.data.texts import of_length
 from sizewise.engines.device_runner import training_batches
 from sizewise.errors import CheckpointError, ConfigError, NothingMerged
 from sizewise.exchange import checkpoint
 from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors
 from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
-from sizewise.runs import card, preparation, resuming
+from sizewise.models import at_hand
+from sizewise.models.memory import Given, understood
+from sizewise.runs import card, formats, preparation, provenance, resuming
 from sizewise.runs.folder import RunFolder, Totals
+from sizewise.runs.formats import FORMATS, Exported
 from sizewise.runs.preparation import Setting
+from sizewise.runs.ranking import ranking
 from sizewise.surgery import norms
 from sizewise.training import evaluation
-from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
-
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
-"""Formats and the endings of their files."""
-
-TOLERANCE = 1e-4
-"""How far logits of an ONNX model may be from torch's."""
-
-COMPARED = 8
-"""Batches of noise on which a file is compared with the model that it was made from."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A model that is ready to leave its run.
-
-    Attributes:
-        size: Its name among the sizes of the method.
-        module: The model, in evaluation mode.
-        accuracy: On the test set, as it is exported; or what the metric of the data says.
-        peak: Bytes of inference at their peak, predicted, for a batch of `batch`.
-        batch: Samples at a time.
-        metadata: What the run's state says of its sizes.
-        owner: The device whose memory it was made from, if that is one.
-        round: The round that it is from.
-    """
-
-    size: str
-    module: nn.Module
-    accuracy: float
-    peak: int
-    batch: int
-    metadata: Mapping[str, Any]
-    owner: int | None
-    round: int
 
 
 @one_thread()  # As in the run, so that what is measured is the same.
@@ -100,19 +67,15 @@ def export(
         dataset: The data the run was started with, if that was given in memory.
         best: Of the round with the best validation score, not of the last one.
     """
-    writers: dict[str, Callable[[Exported, Task, Path], float | None]] = {
-        ".safetensors": _write_safetensors,
-        ".onnx": _write_onnx,
-        ".pt2": _write_program,
-    }
     if (memory is None) == (size is None):
         raise ConfigError("give either --memory, the bytes of inference, or --size, a model's name")
-    if out.suffix not in writers:
-        raise ConfigError(f"--out must end in {', '.join(writers)}, not {out.suffix or str(out)!r}")
+    if out.suffix not in FORMATS.values():
+        endings = ", ".join(FORMATS.values())
+        raise ConfigError(f"--out must end in {endings}, not {out.suffix or str(out)!r}")
     setting = _prepared(path, dataset)
     chosen = _choose(setting, path, memory, size, batch, best)
     out.parent.mkdir(parents=True, exist_ok=True)
-    difference = writers[out.suffix](chosen, setting.method.task, out)
+    difference = formats.write(chosen, setting.method.task, out)
     facts = {
         "size": chosen.size,
         "round": chosen.round,
@@ -135,6 +98,29 @@ def export(
     return facts
 
 
+@one_thread()
+def trained(
+    path: Path, size: str | None = None, dataset: Dataset | None = None, best: bool = False
+) -> nn.Module:
+    """Return a model of a run as `export` would write it, ready to run; nothing is written.
+
+    Args:
+        path: The run folder.
+        size: The name of a deployed size; default: the main one.
+        dataset: The data the run was started with, if that was given in memory.
+        best: Of the round with the best validation score, not of the last one.
+    """
+    setting = _prepared(path, dataset)
+    _, totals, models = _trained(setting, path, best)
+    chosen = size or ranking(totals.accuracy, totals.sizes)["main"]
+    if chosen is None or (size is None and chosen not in models):
+        raise ConfigError(
+            "the run's accuracy is a mean over several models, so none of them is the main one; "
+            f"name a size: {', '.join(models)}"
+        )
+    return _frozen(setting, _of_size(models, chosen).fill(), calibrate=True)
+
+
 def _description(setting: Setting) -> dict[str, Any]:
     """Return what somebody who has only the file must know."""
     data, chosen = setting.dataset, setting.config
@@ -148,6 +134,7 @@ def _description(setting: Setting) -> dict[str, Any]:
             "samples": len(data.train_labels),
         },
         "class_names": list(data.class_names),
+        "dtype": str(data.train_inputs.dtype),
         "mean": list(data.mean),
         "std": list(data.std),
     }
@@ -160,19 +147,16 @@ def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
     chosen = resuming.read(path)
     check_data(chosen.data, dataset)
+    provenance.check_tokenizer(path, chosen)
     setting = preparation.prepare(chosen, dataset)
-    described = json.loads((path / "partition.json").read_text(encoding="utf-8"))
-    if described["data_sha256"] != setting.dataset.fingerprint():
-        raise CheckpointError(
-            f"the data is not what {str(path)!r} was started with; "
-            f"restore {setting.config.data.name!r}, or give the data that was in memory"
-        )
+    provenance.check(path, setting)
     return setting
 
 
-def _choose(
-    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int, best: bool
-) -> Exported:
+def _trained(
+    setting: Setting, path: Path, best: bool
+) -> tuple[State, Totals, Mapping[str, Deployed]]:
+    """Return what a run has come to, or its best round, and the models made of it."""
     found = RunFolder(path).best() if best else RunFolder(path).newest()
     if found is None and best:
         raise CheckpointError(
@@ -184,11 +168,21 @@ def _choose(
     state, totals = found
     if totals.failure is not None:
         raise NothingMerged(f"{str(path)!r} has no model to export: {totals.failure}")
-    models = setting.method.deploy(state)
+    return state, totals, setting.method.deploy(state)
+
+
+def _of_size(models: Mapping[str, Deployed], size: str) -> Deployed:
+    if size not in models:
+        raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
+    return models[size]
+
+
+def _choose(
+    setting: Setting, path: Path, memory: int | None, size: str | None, batch: int, best: bool
+) -> Exported:
+    state, totals, models = _trained(setting, path, best)
     if size is not None:
-        if size not in models:
-            raise ConfigError(f"the run has no size {size!r}; {nearest(size, models)}")
-        return _exported(setting, found, size, models[size], batch)
+        return _exported(setting, (state, totals), size, _of_size(models, size), batch)
     # The most accurate first, as the run measured it: the search ends with the first that fits.
     ranked = sorted(models, key=lambda name: -totals.sizes.get(name, 0.0))
     peaks = {}
@@ -196,7 +190,7 @@ def _choose(
         module = _frozen(setting, models[name].fill(), calibrate=False)
         peaks[name] = _peak(module, setting.method.task, batch)
         if memory is not None and peaks[name] <= memory:
-            return _exported(setting, found, name, models[name], batch)
+            return _exported(setting, (state, totals), name, models[name], batch)
     least = min(peaks, key=lambda name: peaks[name])
     raise ConfigError(
         f"no model of the run fits {format_bytes(memory or 0)}: {least!r} needs {peaks[least]:,} "
@@ -237,58 +231,7 @@ def _peak(module: nn.Module, task: Task, batch: int) -> int:
     return predict(module, task.inputs(batch), training=False).peak
 
 
-# ---- the formats
-
-
-def _write_safetensors(chosen: Exported, task: Task, out: Path) -> None:
-    own = {
-        name: tensor.detach().contiguous() for name, tensor in own_tensors(chosen.module).items()
-    }
-    save_file(own, out, metadata={"size": chosen.size})
-
-
-def _write_program(chosen: Exported, task: Task, out: Path) -> float:
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    several = task.drawn(max(2, chosen.batch))
-    with _quiet():
-        program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
-        torch.export.save(program, out)
-    return _largest_difference(chosen, program.module(), task)
-
-
-def _write_onnx(chosen: Exported, task: Task, out: Path) -> float:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  (what torch exports with)
-    except ImportError as error:
-        raise ConfigError(
-            f"ONNX needs {error.name}; install it with: pip install 'sizewise[onnx]'"
-        ) from None
-    with _quiet():
-        torch.onnx.export(
-            chosen.module,
-            (task.drawn(chosen.batch),),
-            out,
-            input_names=["inputs"],
-            output_names=["logits"],
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    running = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-
-    def run(inputs: Tensor) -> Tensor:
-        (logits,) = running.run(None, {"inputs": inputs.numpy()})
-        return torch.from_numpy(logits)
-
-    difference = _largest_difference(chosen, run, task)
-    if not difference <= TOLERANCE:
-        out.unlink()
-        raise ConfigError(
-            f"the ONNX model's logits differ from torch's by {difference:.3g}, more than "
-            f"{TOLERANCE:g}; export it as safetensors or .pt2 instead"
-        )
-    return difference
+# ---- beside it
 
 
 def _write_tokenizer(setting: Setting, out: Path) -> str | None:
@@ -296,47 +239,25 @@ def _write_tokenizer(setting: Setting, out: Path) -> str | None:
 
     None for images, and for token ids that were given in memory by a tokenizer nobody named.
     """
-    data, chosen = setting.dataset, setting.config
-    name = chosen.data.tokenizer or own_tokenizer(chosen.model.weights)
-    if not data.vocabulary or name is None:
+    stored = provenance.tokenizer_in(setting)
+    if not stored:
         return None
-    tokens = tokenizer(name)
-    if tokens.get_vocab_size() != data.vocabulary:
-        return None
-    set_length(data.name, tokens, data.shape[0])
     path = out.with_suffix(".tokenizer.json")
-    checkpoint.write_bytes(path, tokens.to_str(pretty=True).encode())
+    checkpoint.write_bytes(path, of_length(stored, setting.dataset.shape[0]).encode())
     return str(path)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's own warnings, about itself and packages that nobody asked for, to itself."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-@torch.no_grad()
-def _largest_difference(chosen: Exported, other: Callable[[Tensor], Tensor], task: Task) -> float:
-    """Return how far two models are from each other on some random inputs."""
-    differences = (
-        (chosen.module(inputs) - other(inputs)).abs().max()
-        for inputs in torch.split(task.drawn(COMPARED * chosen.batch), chosen.batch)
-    )
-    return float(max(differences))
 
 
 # ---- the way back
 
 
-def load(path: Path) -> nn.Module:
-    """Return the model that was exported as safetensors, ready to run; its config is beside it."""
+def load(path: str | Path, model: object = None) -> nn.Module:
+    """Return the model that was exported as safetensors, ready to run; its config is beside it.
+
+    Args:
+        path: The file.
+        model: What the run was given as its model, if that cannot be imported by its name.
+    """
+    path, given = Path(path), None if model is None else understood(model)
     try:
         facts: Mapping[str, Any] = json.loads(path.with_suffix(".json").read_text())
         tensors = load_file(path)
@@ -350,9 +271,18 @@ def load(path: Path) -> nn.Module:
             f"{str(path)!r} was exported by an older sizewise, which kept other facts beside it; "
             f"load it with that version, or export it again"
         )
+    task = build(Task, facts["task"])
+    with at_hand(task.model.name, given.make) if isinstance(given, Given) else nullcontext():
+        return _filled(task, facts, tensors)
+
+
+def _filled(task: Task, facts: Mapping[str, Any], tensors: Tensors) -> nn.Module:
+    """Return the model of a size with these tensors in it."""
+    if task.model.sha256 is not None:
+        preparation.check_model(task)
     options = dict(facts["method"])
     kind = methods.find(options.pop("name"))
-    method = kind(build(Task, facts["task"]), build(kind.Options, options, "method"))
+    method = kind(task, build(kind.Options, options, "method"))
     # A state in which the model has its size; its tensors come from the file.
     owners: dict[int, dict[str, Tensor]] = {} if facts["owner"] is None else {facts["owner"]: {}}
     state = replace(method.setup(), metadata=facts["metadata"], devices=owners)

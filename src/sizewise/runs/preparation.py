@@ -17,13 +17,13 @@ from sizewise.cutting.verification import verify
 from sizewise.data import memory, partitions, sources
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
-from sizewise.data.texts import own_tokenizer
-from sizewise.errors import BudgetTooSmall, ConfigError
+from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
 from sizewise.families.widthwise import Widthwise
 from sizewise.fleet.devices import Fleet, make_fleet
 from sizewise.memory import accounting
+from sizewise.models.memory import identity
 from sizewise.runs.cuts import Cuts
 from sizewise.training.task import Task
 
@@ -60,8 +60,9 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     A dataset that is in memory already takes the place of what the config names.
     """
     models.factory(config.model.name)  # A wrong name shows before the data is read.
+    dataset = loaded(config) if dataset is None else dataset
+    config = identified(config, dataset)
     data = config.data
-    dataset = _loaded(config) if dataset is None else dataset
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
@@ -97,22 +98,38 @@ def _augmented(config: Config, dataset: Dataset, held_out: Tensor) -> Dataset:
     return replace(changed, train_inputs=changed.train_inputs.index_copy(0, held_out, originals))
 
 
-def _loaded(config: Config) -> Dataset:
+def loaded(config: Config) -> Dataset:
+    """Return the data that a config names."""
     data = config.data
     memory.check(data, None)
-    dataset = sources.load(
-        data.name,
-        data.root,
-        train_limit=data.train_limit,
-        test_limit=data.test_limit,
-        image_size=data.image_size,
-        tokenizer=data.tokenizer or own_tokenizer(config.model.weights),
-        max_tokens=data.max_tokens,
-        metric=data.metric,
-        silos=data.silos,
-    )
+    dataset = sources.configured(data, config.model.weights)
     memory.check(data, dataset)  # Somebody may have edited the name, not the hash.
     return dataset
+
+
+@one_thread()
+def identified(config: Config, dataset: Dataset) -> Config:
+    """Return the config with the hash of its model, if that was given from Python.
+
+    Raises:
+        CheckpointError: It has a hash, and that is of another model.
+    """
+    if config.model.sha256 is None and not models.is_at_hand(config.model.name):
+        return config
+    found = check_model(make_task(config, dataset))
+    return replace(config, model=replace(config.model, sha256=found))
+
+
+def check_model(task: Task) -> str:
+    """Return the hash of a task's model; raise CheckpointError if the task has another one."""
+    found = identity(task.build(), task.drawn(2))
+    if task.model.sha256 not in (None, found):
+        raise CheckpointError(
+            f"the model is not what this run was started with ({task.model.name!r}, by its "
+            "model.sha256): its layers, shapes or calls differ; give that one, or if only the "
+            "version of torch is another, delete that hash"
+        )
+    return found
 
 
 def checked(method: Method) -> Cuts | None:

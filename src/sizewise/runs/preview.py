@@ -5,6 +5,7 @@ from typing import Any
 
 from sizewise.common.structure import plain
 from sizewise.config import Config
+from sizewise.data.dataset import Dataset
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Plan
 from sizewise.exchange.state import State
@@ -14,6 +15,7 @@ from sizewise.runs.cuts import Cuts
 from sizewise.runs.preparation import Setting, checked, prepare
 from sizewise.steps.levers import NONE
 from sizewise.training.loop import workload
+from sizewise.training.task import Task
 
 
 def rows(config: Config) -> list[dict[str, Any]]:
@@ -21,20 +23,25 @@ def rows(config: Config) -> list[dict[str, Any]]:
     return rows_and_cuts(config)[0]
 
 
-def rows_and_cuts(config: Config) -> tuple[list[dict[str, Any]], Cuts | None]:
+def rows_and_cuts(
+    config: Config, dataset: Dataset | None = None
+) -> tuple[list[dict[str, Any]], Cuts | None]:
     """Return these rows, and what shrinks with the width if the method cuts the model.
+
+    A dataset that is in memory already takes the place of what the config names.
 
     Raises:
         ModelError: The model cannot be cut.
     """
-    setting = prepare(config)
+    setting = prepare(config, dataset)
     cuts = checked(setting.method)
     return rows_of(setting), cuts
 
 
 def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
     """Return one row for each device class; also, as wishes, of those that lack the bytes."""
-    state, full = setting.start, picture.full_shapes(setting.method)
+    state, blocks = setting.start, blocks_in_words(setting.method.task)
+    full = picture.full_shapes(setting.method)
     names = picture.part_names(setting.method, state)
     found = []
     for device, round_index, count in setting.fleet.classes():
@@ -43,6 +50,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             "devices": count,
             "from_round": round_index + 1,
             "budget": device.memory,
+            "blocks": blocks,
         }
         refused: BudgetTooSmall | None = None
         try:
@@ -62,6 +70,17 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             work |= {"predicted": refused.needed, "parts": [], "refused": str(refused)}
         found.append({**row, **work})
     return found
+
+
+def blocks_in_words(task: Task) -> str | None:
+    """Return which blocks a model is taken apart into; None if nobody has asked for any."""
+    if not task.is_taken_apart:
+        return None
+    paths = task.parts.blocks
+    count = f"{len(paths)} block{'' if len(paths) == 1 else 's'}"
+    found = "" if task.model.anatomy else "; if they are others, name them in model.anatomy"
+    span = "" if not paths else f", {' to '.join(dict.fromkeys((paths[0], paths[-1])))}"
+    return f"taken apart into {count}{span}{found}"
 
 
 def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:

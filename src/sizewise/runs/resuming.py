@@ -24,9 +24,18 @@ from sizewise.steps.recipe import Recipe
 
 RECORD = "config.record.json"
 
-FREE = ("engine.workers", "engine.save_every", "engine.flower", "data.root", "stop")
+FREE = (
+    "engine.workers",
+    "engine.save_every",
+    "engine.flower",
+    "data.root",
+    "data.tokenizer",
+    "model.sha256",
+    "stop",
+)
 """What may change on the way: how a run is carried out and when it stops, not what it computes. The
-data of another folder must have the same fingerprint."""
+data of another folder must have the same fingerprint, and a tokenizer at another place the same
+content. The hash of a model's structure may change with the version of torch."""
 
 SHOWN = 5
 """Keys that an error names."""

@@ -12,12 +12,13 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from sizewise import models
 from sizewise.common.environment import drift, environment
 from sizewise.common.structure import plain
 from sizewise.common.threads import one_thread
 from sizewise.config import Config
 from sizewise.data import memory, partitions
-from sizewise.data.catalog import own_name
+from sizewise.data.catalog import MEMORY, own_name
 from sizewise.data.dataset import Dataset
 from sizewise.engines import Engine, RemoteEngine
 from sizewise.engines.device_runner import DeviceRunner
@@ -25,7 +26,8 @@ from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
-from sizewise.runs import preview, resuming
+from sizewise.models.memory import Built
+from sizewise.runs import preview, provenance, resuming
 from sizewise.runs.benefit import Validation
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
@@ -57,7 +59,7 @@ def started(
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
         cuts = checked(setting.method)
-        folder = RunFolder.create(out or new_name(config), config)
+        folder = RunFolder.create(out or new_name(config), setting.config)
         try:
             yield _federation(setting, folder, remote, cuts)
         finally:
@@ -79,11 +81,13 @@ def resumed(
     # Before anything is written: opening the folder records what changes.
     wanted = resuming.read(path, overrides)
     memory.check(wanted.data, dataset)
+    provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
             setting = prepare(config, dataset)
+            _check_weights(setting, folder)
             yield _federation(setting, folder, remote, checked(setting.method))
     finally:
         folder.release()
@@ -112,22 +116,36 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
     """Start the worker processes first: they import while this process loads the data."""
     others = [group.model for group in config.fleet.group if group.model is not None]
     for name in (config.model.name, config.method.name, *others):
-        if name.startswith("__main__:") and config.engine.workers > 1:
+        if name.startswith(("__main__:", MEMORY)) and config.engine.workers > 1:
             raise ConfigError(
-                f"worker processes cannot import {name!r}; move it into a file of its own, "
-                f"or set engine.workers to 1"
+                f"worker processes cannot import {name.removeprefix(MEMORY)!r}; move it into a "
+                f"file of its own, or set engine.workers to 1"
             )
     workers = config.engine.workers
     with closing(PoolEngine(workers)) if workers > 1 else nullcontext() as pool:
         yield pool
 
 
+def _check_weights(setting: Setting, folder: RunFolder) -> None:
+    """Raise if a run would start from other weights than those that its model once came with.
+
+    Once a round is done, all weights are in its checkpoint.
+    """
+    model = setting.config.model
+    if not model.came_built or checkpoint.newest(folder.checkpoints) is not None:
+        return
+    make = models.factory(model.name)
+    if not isinstance(make, Built) or make.weights != model.weights:
+        raise CheckpointError(
+            f"no round of {str(folder.path)!r} is done yet, and the model has other weights than "
+            "when the run was started; give it with those, or start a new run"
+        )
+
+
 def _federation(
     setting: Setting, folder: RunFolder, remote: RemoteEngine | None, cuts: Cuts | None
 ) -> Federation:
     config, method, dataset = setting.config, setting.method, setting.dataset
-    identity = {"data_sha256": dataset.fingerprint()}
-    described = folder.path / "partition.json"
     if not folder.partition.exists():
         facts: dict[str, object] = {
             "plan.json": preview.rows_of(setting, wishes=False),
@@ -137,18 +155,18 @@ def _federation(
             facts[FILE] = plain(cuts)
         for name, content in facts.items():
             checkpoint.write_bytes(folder.path / name, json.dumps(content, indent=1).encode())
-        counts = partitions.summary(setting.partition, *dataset.strata)
-        checkpoint.write_bytes(described, json.dumps({**identity, **counts}).encode())
+        provenance.write(
+            folder.path, setting, partitions.summary(setting.partition, *dataset.strata)
+        )
         draft = folder.path / ".partition.tmp"
         partitions.save(setting.partition, draft)
         draft.rename(folder.partition)
-    elif json.loads(described.read_text())["data_sha256"] != identity["data_sha256"]:
-        raise CheckpointError(
-            f"the data is not what {str(folder.path)!r} was started with; "
-            f"restore {config.data.name!r}, or start a new run"
-        )
-    elif said := drift(json.loads((folder.path / "environment.json").read_text())):
-        log.warning("%s", said)
+        for note in dataset.notes:
+            log.warning("data: %s", note)
+    else:
+        provenance.check(folder.path, setting)
+        if said := drift(json.loads((folder.path / "environment.json").read_text())):
+            log.warning("%s", said)
     engine: Engine
     if remote is None:
         together = config.engine.together

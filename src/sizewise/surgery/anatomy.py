@@ -105,20 +105,32 @@ class Anatomy:
         Raises:
             ModelError: The parts cannot be run, or give another result than the model.
         """
+        trouble = self.trouble(model, x)
+        if trouble is not None:
+            raise ModelError(
+                f"stem, blocks and head of {type(model).__name__}, one after another, {trouble}; "
+                "move what its forward does between them into modules"
+            )
+
+    def trouble(self, model: nn.Module, x: Tensor) -> str | None:
+        """Return why the parts, run one after another, are not the model; None if they are."""
         model = copy.deepcopy(model).eval()
-        trouble = "give another result than the model"
         with torch.no_grad():
             expected = model(x)
             try:
                 hidden = self.run_blocks(model, self.run_stem(model, x))
                 same = torch.equal(self.run_head(model, hidden), expected)
-            except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-                same, trouble = False, f"cannot be run ({str(error).partition(chr(10))[0]})"
-        if not same:
-            raise ModelError(
-                f"stem, blocks and head of {type(model).__name__}, one after another, {trouble}; "
-                "move what its forward does between them into modules"
-            )
+            except (RuntimeError, TypeError, ValueError, AttributeError, ModelError) as error:
+                return f"cannot be run ({str(error).partition(chr(10))[0]})"
+        return None if same else "give another result than the model"
+
+    def owned(self, block: int) -> tuple[str, ...]:
+        """Return the paths of what belongs to a block."""
+        return (self.blocks[block],)
+
+    def in_turn(self, what: str) -> "Anatomy":
+        """Return the parts for something that runs them one after another."""
+        return self
 
 
 def anatomy(
@@ -148,9 +160,9 @@ def anatomy(
         found = _sequential_anatomy(model)
     else:
         found = Anatomy(
-            stem=_paths(model, "stem", stem),
-            blocks=_block_paths(model, _paths(model, "blocks", blocks)),
-            head=_paths(model, "head", head),
+            stem=paths_of(model, "stem", stem),
+            blocks=block_paths(model, blocks),
+            head=paths_of(model, "head", head),
         )
     for inner, outer in permutations((*found.stem, *found.blocks, *found.head), 2):
         if _within(inner, outer):
@@ -169,7 +181,7 @@ def _sequential_anatomy(model: nn.Sequential) -> Anatomy:
     return Anatomy(tuple(names[: min(last, 1)]), tuple(names[1:last]), tuple(names[last:]))
 
 
-def _paths(model: nn.Module, part: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+def paths_of(model: nn.Module, part: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the paths of one part, each of which is known to exist in the model."""
     paths = (part,) if given is None else (given,) if isinstance(given, str) else tuple(given)
     # Bare tensors count too: a class token is often a parameter of the model itself.
@@ -184,7 +196,9 @@ def _paths(model: nn.Module, part: str, given: str | Sequence[str] | None) -> tu
     return paths
 
 
-def _block_paths(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
+def block_paths(model: nn.Module, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the path of every block, given those that `anatomy` takes."""
+    paths = paths_of(model, "blocks", given)
     # One Sequential alone is a list of blocks; one among several paths is a block itself.
     lists = (nn.ModuleList, nn.Sequential) if len(paths) == 1 else (nn.ModuleList,)
     modules = dict(model.named_modules(remove_duplicate=False))

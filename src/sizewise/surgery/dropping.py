@@ -12,6 +12,7 @@ from torch import nn
 
 from sizewise.errors import ModelError
 from sizewise.surgery.anatomy import Anatomy
+from sizewise.surgery.in_place import InPlace, Passed
 
 
 def drop_blocks(
@@ -28,7 +29,10 @@ def drop_blocks(
         if number in kept:
             continue
         block = model.get_submodule(path)
-        dropped = getattr(block, "dropped", None)
+        if isinstance(parts, InPlace) and parts.forms[number].keeps_shape:
+            model.set_submodule(path, Passed(parts.forms[number].unfitted, block))
+            continue
+        dropped = None if isinstance(parts, InPlace) else getattr(block, "dropped", None)
         if not callable(dropped) and shapes[number] != shapes[number + 1]:
             raise ModelError(
                 f"the block {path!r} changes the shape of its input, so it cannot be left out; "

@@ -7,6 +7,7 @@ that the block changes.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from sizewise.errors import ModelError
 from sizewise.surgery.anatomy import Anatomy
+from sizewise.surgery.in_place import Form, InPlace
 
 NAME = "step_size"
 """What the step size of a block without a mark is called."""
@@ -70,12 +72,19 @@ def add_step_sizes(
                     "step size would go; rename that"
                 )
             block.add_module(NAME, StepSize(start, learns))
-            block.register_forward_hook(_longer_step)
+            form = parts.forms[number] if isinstance(parts, InPlace) else None
+            block.register_forward_hook(partial(_longer_step, form=form), with_kwargs=True)
     return model
 
 
-def _longer_step(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Return x + s (block(x) - x); where the shape changes there is no stream to add to."""
-    x, step = inputs[0], block.get_submodule(NAME)
-    changed: Tensor = step(output - x) + x if x.shape == output.shape else step(output)
-    return changed
+def _longer_step(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, form: Form | None
+) -> Any:
+    """Return x + s (block(x) - x); where the shape changes there is no stream to add to.
+
+    The form says where the hidden tensor is; without one, it is all that comes and goes.
+    """
+    x = args[0] if form is None else form.hidden_in(args, kwargs)
+    y, step = output if form is None else form.hidden_out(output), block.get_submodule(NAME)
+    changed: Tensor = step(y - x) + x if x.shape == y.shape else step(y)
+    return changed if form is None else form.with_hidden(output, changed)

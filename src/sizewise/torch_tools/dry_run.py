@@ -13,6 +13,7 @@ from sizewise.torch_tools import results
 from sizewise.torch_tools.copying import copied
 from sizewise.torch_tools.dispatch import DispatchMode
 from sizewise.torch_tools.failures import Paths
+from sizewise.torch_tools.whole_numbers import WholeNumbers
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _COPIES = ("clone", "_unsafe_view", "copy", "_to_copy")
@@ -37,6 +38,9 @@ def on_meta(model: nn.Module, trial: bool = False) -> nn.Module:
     """
 
     def empty(tensor: Tensor) -> Tensor:
+        if tensor.is_meta:  # Torch's own way would import its compiler.
+            like = tensor.shape, tensor.stride()
+            return torch.empty_strided(*like, dtype=tensor.dtype, device="meta")
         return torch.empty_like(tensor, device="meta")
 
     def attribute(tensor: Tensor) -> Tensor:
@@ -112,17 +116,29 @@ def tensors_in(tree: object) -> list[Tensor]:
 
 
 class MetaMode(DispatchMode):
-    """Runs operations on meta tensors while it is entered, without importing torch's compiler."""
+    """Runs operations on meta tensors while it is entered, without importing torch's compiler.
+
+    It answers what a forward asks about whole numbers that it counted itself; see `WholeNumbers`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = WholeNumbers()
 
     def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
-        return results.on_meta(func, args, kwargs)
+        answer = self.numbers.answer(func, args)
+        if answer is not None:
+            return answer
+        out = results.on_meta(func, args, kwargs)
+        self.numbers.note(func, args, kwargs, out)
+        return out
 
 
 Seen = tuple[str, str, tuple[int, ...]]
 """What an operation computes, the path of the module that runs it, and the shape of its result."""
 
 
-class Recorder(DispatchMode):
+class Recorder(MetaMode):
     """Notes in `seen`, in order, all results that are computed in floating point, and where."""
 
     def __init__(self, paths: Paths) -> None:
@@ -131,7 +147,7 @@ class Recorder(DispatchMode):
         self._paths = paths
 
     def _operate(self, func: Any, args: Any, kwargs: Any) -> object:
-        out = results.on_meta(func, args, kwargs)
+        out = super()._operate(func, args, kwargs)
         found = tensors_in(out)
         if found and found[0].is_floating_point():
             shape = tuple(found[0].shape)

@@ -14,12 +14,15 @@ from sizewise.common import rng
 from sizewise.cutting import selection, shrinking
 from sizewise.cutting.channels import Channels, Kept, trace
 from sizewise.data import pretrained
+from sizewise.data.catalog import MEMORY
 from sizewise.data.dataset import Target
-from sizewise.errors import ConfigError
+from sizewise.errors import ConfigError, ModelError
 from sizewise.exchange.plan import TrainingStage, Update
 from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
-from sizewise.surgery.anatomy import Anatomy, anatomy, hidden_shapes
+from sizewise.surgery.anatomy import Anatomy, hidden_shapes
+from sizewise.surgery.in_place import InPlace
+from sizewise.surgery.taking_apart import taken_apart
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -30,16 +33,24 @@ class ModelConfig:
     Attributes:
         name: A model of the zoo, or "package.module:factory" for your own.
         args: Further arguments of its factory.
-        anatomy: Paths of its `stem`, `blocks` and `head`, where they have other names; see
-            `sizewise.anatomy`. Methods that take a model apart need them.
+        anatomy: Paths of its `blocks`, if those that are found are wrong; or of `stem`, `blocks`
+            and `head`. For methods that take a model apart.
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
-            hub name with one; see `sizewise.data.pretrained`.
+            hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
+            Python: "memory:" and their hash. The run sets it.
+        sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
     """
 
     name: str = "preresnet20"
     args: Mapping[str, Any] = field(default_factory=dict)
     anatomy: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    sha256: str | None = None
+
+    @property
+    def came_built(self) -> bool:
+        """Whether a run starts from the weights that the model had when it was given."""
+        return self.weights is not None and self.weights.startswith(MEMORY)
 
 
 @dataclass(frozen=True)
@@ -131,12 +142,15 @@ class Task:
             args: Further arguments of its factory; default: those of this task's model.
         """
         given = self.model.args if args is None else args
-        return replace(self, model=replace(self.model, name=name, args=given, weights=None))
+        return replace(
+            self, model=replace(self.model, name=name, args=given, weights=None, sha256=None)
+        )
 
     def build(self, width: float = 1.0, draw: int = 0) -> nn.Module:
         """Build the model at a width ratio, with fresh weights that depend on the seed alone.
 
-        A model whose factory takes no width is cut, and its layers are initialised again.
+        A model whose factory takes no width is cut, and its layers are initialised again. One that
+        came built keeps its weights at full width, unless another draw is asked for.
 
         Args:
             width: Ratio of channels to keep.
@@ -160,6 +174,7 @@ class Task:
             norms.prepare(module, self.recipe.norm)
             if kept is not None:
                 module = shrinking.shrink(module, self.channels, kept)
+            if kept is not None or (draw and self.model.came_built):
                 for layer in module.modules():
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
@@ -190,8 +205,12 @@ class Task:
         """
         if self.model.weights is None:
             return {}
-        full, loaded = self.build(), pretrained.load(self.model.weights)
-        given = pretrained.fitting(loaded, full, self.model.weights)
+        full = self.build()
+        if self.model.came_built:
+            given = dict(full.state_dict())
+        else:
+            loaded = pretrained.load(self.model.weights)
+            given = pretrained.fitting(loaded, full, self.model.weights)
         own = {} if module is None else module.state_dict()
         if all(own[name].shape == tensor.shape for name, tensor in given.items() if name in own):
             return given
@@ -208,18 +227,33 @@ class Task:
             raise ConfigError(
                 f"model.anatomy names stem, blocks and head, not {sorted(unknown)[0]!r}"
             )
-        parts = anatomy(module, **self.model.anatomy)
-        parts.check(module, self.drawn(2))
-        return parts
+        return taken_apart(module, self.drawn(2), **self.model.anatomy)
 
-    @cached_property
+    @property
     def parts(self) -> Anatomy:
         """Stem, blocks and head of the model, for methods that take it apart."""
-        return self.anatomy(self.build())
+        if isinstance(self._parts, ModelError):
+            raise self._parts
+        return self._parts
+
+    @property
+    def is_taken_apart(self) -> bool:
+        """Whether somebody has asked for the parts, and there are some."""
+        return "_parts" in vars(self) and not isinstance(self._parts, ModelError)
+
+    @cached_property
+    def _parts(self) -> Anatomy | ModelError:
+        """The parts, or why there are none; looked for once."""
+        try:
+            return self.anatomy(self.build())
+        except ModelError as error:
+            return error
 
     @cached_property
     def hidden_shapes(self) -> tuple[torch.Size, ...]:
         """Shapes of a sample's hidden tensor after the stem and after each block."""
+        if isinstance(self.parts, InPlace):
+            return self.parts.shapes
         return hidden_shapes(self.build().eval(), self.parts, self.drawn(2))
 
     @cached_property
@@ -234,4 +268,5 @@ class Task:
         # The last batch can be half as large again; see `evaluation.batch_count`.
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
-        return LowMemoryInference(module, self.anatomy(module), self.inputs(largest), budget)
+        parts = self.anatomy(module).in_turn("recipe.eval_memory")
+        return LowMemoryInference(module, parts, self.inputs(largest), budget)

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sizewise.common import rng
-from sizewise.errors import ModelError
+from sizewise.errors import ConfigError, ModelError
 from sizewise.exchange.plan import Submodel, Work
 from sizewise.exchange.state import State
 from sizewise.exchange.view import TensorSlice, View
-from sizewise.families.exits import another_head
+from sizewise.families.exits import OwnHead, another_head, leave, token_exit
 from sizewise.families.submodels import Submodels
 from sizewise.surgery.anatomy import Anatomy
+from sizewise.surgery.in_place import InPlace
+from sizewise.surgery.links import channels_last, skip_link, strides
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
 
@@ -120,7 +121,17 @@ class BlockSubmodels(Submodels):
                 f"{self.task.model.name!r} has no blocks between stem and head to train in turn; "
                 "name them in model.anatomy, or choose another method"
             )
+        if self.in_place and self.link == "conv":
+            raise ConfigError(
+                f"method.link = 'conv' leads from a block straight to the head, and in "
+                f"{self.task.model.name!r} only its own forward finds the way; use 'pad'"
+            )
         return parts
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the model's own forward stays in charge."""
+        return isinstance(self.task.parts, InPlace)
 
     def build(self, submodel: Any) -> nn.Module:
         """Build the model; for devices that take it apart, with ways out and peers."""
@@ -145,14 +156,17 @@ class BlockSubmodels(Submodels):
         """Return a new way out after so many blocks: an auxiliary head, or a 1x1 convolution."""
         task = self.task
         shape, last = task.hidden_shapes[stop], task.hidden_shapes[-1]
+        shapes = task.hidden_shapes
         with rng.seeded(task.seed, "exit", stop):
             if len(shape) == 1:  # Features of a perceptron, not of an image.
                 to_head = self.heads == "skip"
                 return nn.Linear(shape[0], last[0] if to_head else task.classes, not to_head)
             if self.heads == "skip":
                 return nn.Conv2d(shape[0], last[0], 1, strides(shape, last), bias=False)
-            if len(shape) != 3:  # Tokens keep their shape, so the model's own head fits.
-                return another_head(task, stop)
+            if len(shape) != 3 or channels_last(shapes[0], shapes[-1]):
+                # Where tokens have kept their shape, the model's own head fits.
+                same = shape == last
+                return another_head(task, stop) if same else token_exit(shape, task.classes)
             return nn.Sequential(
                 task.norm(shape[0]),
                 nn.ReLU(),
@@ -190,7 +204,7 @@ class BlockSubmodels(Submodels):
     def _learning(self, model: str, blocks: Blocks) -> Iterator[str]:
         """Yield the prefixes of what learns in one model; parts without weights have none."""
         parts = self.parts
-        paths = [parts.blocks[number] for number in blocks.learn]
+        paths = [path for number in blocks.learn for path in parts.owned(number)]
         paths += parts.stem if blocks.stem else ()
         own = model == "model" and self.has_exit(blocks.stop)
         paths += parts.head if not own or self.heads == "skip" else ()
@@ -224,6 +238,11 @@ class Blockwise(nn.Module):
         self.model, self.parts, self.shapes, self.links = model, parts, tuple(shapes), links
         self.exits = nn.ModuleDict({str(stop): way for stop, way in exits.items()})
         self.peers = nn.ModuleList(peers)
+        models = (model, *peers) if isinstance(parts, InPlace) else ()
+        self.steerings = [parts.steer(one) for one in models if isinstance(parts, InPlace)]
+        for way in exits.values():
+            if isinstance(way, OwnHead):
+                way.share_stem(model)
 
     def forward(self, x: Tensor, blocks: Blocks, model: nn.Module | None = None) -> Tensor:
         """Return the logits (B, classes) of a stage; default: those of the first model.
@@ -231,10 +250,24 @@ class Blockwise(nn.Module):
         If the stage is buffered, x is what the frozen blocks made of images, else images.
         """
         model = self.model if model is None else model
+        if self.steerings:
+            return self._in_place(x, blocks, model)
         if not blocks.buffered:
             x = self.parts.run_stem(model, x) if blocks.stem else self.before(x, blocks, model)
         x = self.parts.run_blocks(model, x, blocks.learn[0], blocks.stop)
         return self.leave(x, blocks.stop, model)
+
+    def _in_place(self, images: Tensor, blocks: Blocks, model: nn.Module) -> Tensor:
+        """Return logits where the model's own forward stays in charge; other blocks are passed.
+
+        What is frozen keeps nothing, as nothing in it learns.
+        """
+        number = next(n for n, one in enumerate((self.model, *self.peers)) if one is model)
+        runs, stop = {*blocks.frozen, *blocks.learn}, blocks.stop
+        if str(stop) not in self.exits:
+            return self.steerings[number].run(model, images, runs)
+        found, _ = self.steerings[number].hidden(model, images, {stop}, stop, runs)
+        return leave(self.exits[str(stop)], found[stop], images)
 
     @torch.no_grad()
     def before(self, images: Tensor, blocks: Blocks, model: nn.Module) -> Tensor:
@@ -286,35 +319,3 @@ class Frozen(nn.Module):
         """Return what the block, or, for -1, the stem, makes of a batch."""
         whole: Any = self.whole
         return whole.part(x, self.number)  # type: ignore[no-any-return]
-
-
-def skip_link(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Fit a hidden tensor to a head that expects another shape, without weights.
-
-    Feature maps are sub-sampled by plain striding, and zeros are put on both sides of the channels.
-    Where there are too many channels, the first ones are kept; where striding does not give all the
-    pixels that are expected, zeros follow.
-
-    Args:
-        x: Hidden tensor (B, c, h, w) or (B, c), or any of the right shape.
-        shape: Shape of one sample that is expected, (C, H, W) or (C,).
-    """
-    if x.shape[1:] == torch.Size(shape):
-        return x
-    if len(shape) == 1:
-        missing = shape[0] - x.shape[1]
-        return F.pad(x, (missing // 2, missing - missing // 2)) if missing > 0 else x[:, : shape[0]]
-    channels, height, width = shape
-    down, across = strides(x.shape[1:], shape)
-    x = x[:, :channels, ::down, ::across]
-    missing = channels - x.shape[1]
-    below, right = height - x.shape[2], width - x.shape[3]
-    return F.pad(x, (0, right, 0, below, missing // 2, missing - missing // 2))
-
-
-def strides(shape: Sequence[int], expected: Sequence[int]) -> tuple[int, int]:
-    """Return the steps, down and across, that lead from a feature map (C, H, W) to a smaller one.
-
-    Rounded up, as layers with a stride of 2 are: 30 pixels become 15, then 8, in steps of 4.
-    """
-    return -(-shape[1] // expected[1]), -(-shape[2] // expected[2])

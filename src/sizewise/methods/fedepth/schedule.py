@@ -127,10 +127,12 @@ class Scheduler:
         frozen = tuple(number for number in range(start) if number not in bypassed)
         # The gradient of the stem would need the activations of the blocks after it.
         stem = not frozen
-        buffered = self.options.data == "buffered" and not stem
+        # A forward that stays in charge starts from images: frozen blocks run again.
+        in_turn = not self.submodels.in_place
+        buffered = self.options.data == "buffered" and not stem and in_turn
         blocks = Blocks(tuple(range(start, stop)), frozen, stem, buffered)
         stage = self._staged(Run(blocks))
-        if memory is None or stem or buffered or not self._separable:
+        if memory is None or stem or buffered or not in_turn or not self._separable:
             return stage
         if self.peak(stage) <= memory:
             return stage

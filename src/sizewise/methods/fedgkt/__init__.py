@@ -116,7 +116,7 @@ class FedGKT(Method):
         if task.model.weights is not None or task.recipe.eval_memory is not None:
             raise ConfigError(
                 "fedgkt has no single model, so model.weights and recipe.eval_memory "
-                "have no meaning; leave them out"
+                "have no meaning; leave them out, and give a built model as a class or function"
             )
         if task.recipe.norm in ("per_width_stats", "per_submodel"):
             raise ConfigError(
@@ -296,7 +296,9 @@ class FedGKT(Method):
         if not server:
             return small
         large = self.submodels.copy(self.main).load(state.tensors)
-        stem = [small.get_submodule(path) for path in self.submodels.small.parts.stem]
+        stem = [
+            small.get_submodule(path) for path in self.submodels.small.parts.in_turn("fedgkt").stem
+        ]
         return nn.Sequential(*stem, large)
 
     def summary_metric(self, sizes: Mapping[str, float]) -> float:

@@ -48,7 +48,7 @@ class Sides(Submodels):
         """Build the small model, or the large one without its stem."""
         if submodel.client:
             return self.small.build()
-        model, parts = self.task.build(), self.task.parts
+        model, parts = self.task.build(), self.task.parts.in_turn("fedgkt")
         blocks = [model.get_submodule(path) for path in parts.blocks]
         head = nn.Sequential(*(model.get_submodule(path) for path in parts.head))
         return Staged(nn.Identity(), blocks, head)

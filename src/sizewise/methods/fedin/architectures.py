@@ -59,7 +59,8 @@ class Different(Submodels):
 
     def slices(self, submodel: Any) -> View:
         """Return the stem and the head; nothing if devices keep theirs."""
-        parts, own = self.task_of(submodel).parts, own_tensors(self.pattern(submodel))
+        parts = self.task_of(submodel).parts.in_turn("sharing a stem and a head")
+        own = own_tensors(self.pattern(submodel))
         ends = [name for name in own if parts.part_of(name) in ENDS]
         return whole(ends if self.aggregate else [])
 
@@ -106,7 +107,8 @@ class Architectures(OwnModels):
             )
         if task.model.weights is not None:
             raise ConfigError(
-                "model.weights are of one model, and devices have different ones here; leave it out"
+                "model.weights are of one model, and devices have different ones here; leave it "
+                "out, and give a built model as a class or function"
             )
 
     @cached_property
