@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import sizewise
 from sizewise.data.dataset import Dataset
