@@ -81,7 +81,8 @@ def forms(folder: Path) -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 def main() -> None:
     """Train on each form, and print a table."""
-    print(f"{'data':<18} {'devices':<8} {'accuracy':<9} state_sha256")
+    states: dict[str, set[str]] = {"iid": set(), "given": set()}
+    print(f"{'data':<18} {'split':<6} state_sha256")
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, data, options) in enumerate(forms(Path(folder))):
             run = sizewise.federate(
@@ -94,8 +95,10 @@ def main() -> None:
                 out=Path(folder) / f"run-{number}",
             )
             split = "given" if name in ("one per device", "owner column") else "iid"
-            result = run.result
-            print(f"{name:<18} {split:<8} {run.accuracy:<9.3f} {result['state_sha256'][:16]}")
+            states[split].add(run.result["state_sha256"])
+            print(f"{name:<18} {split:<6} {run.result['state_sha256'][:16]}")
+    different = sum(len(found) for found in states.values())
+    print(f"accuracy {run.accuracy:.3f}; {different} different states for {len(states)} splits")
 
 
 if __name__ == "__main__":

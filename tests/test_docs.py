@@ -96,6 +96,9 @@ def test_examples_run(script):
     accuracy = re.search(r"accuracy ([0-9.]+)", done.stdout)
     assert accuracy
     assert float(accuracy[1]) > 0.85
+    if script.stem == "own_data":
+        assert len(re.findall(r"\b[0-9a-f]{16}\b", done.stdout)) == 11
+        assert "2 different states for 2 splits" in done.stdout
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.stem)

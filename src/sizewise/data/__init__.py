@@ -1,10 +1,12 @@
 """Data: where images come from, who holds which of them, and how a batch is made.
 
-Three steps, one module each; import the one you need:
+Import the module you need:
 
-* ``sources.load(name)`` gives a ``Dataset``: uint8 tensors in memory.
+* ``sources.load(name)`` and ``memory.understood(data)`` give a ``Dataset``: tensors in memory. On
+  the way lie ``tables`` (anything with rows), ``columns`` (what they hold), ``reading`` (rows to
+  numbers) and ``samples`` (a test set, classes, statistics).
 * ``partitions.make(name, labels, ...)`` says which device holds which samples.
-* ``augment.Transform`` turns a uint8 batch into what the model sees.
+* ``augment.Transform`` turns a batch into what the model sees.
 
 This package itself imports nothing heavy, so that the command line lists names without torch.
 """
