@@ -101,7 +101,8 @@ def build(
     given: dict[str, Any] = {"num_labels": classes, **args}
     place = pretrained.described(weights)
     if not vocabulary:
-        given = {"image_size": image[1], "num_channels": image[0], **given}
+        size = image[1] if image[1] == image[2] else image[1:]
+        given = {"image_size": size, "num_channels": image[0], **given}
     elif place is None:
         given = {"vocab_size": vocabulary, "pad_token_id": 0, **given}
         given |= {"bos_token_id": None, "eos_token_id": None} | args
