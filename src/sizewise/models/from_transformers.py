@@ -95,6 +95,9 @@ def build(
             f"transformers has no model with a classifier called {name!r}; name a class such as "
             "'BertForSequenceClassification' or 'ViTForImageClassification'"
         )
+    asked, here = ("input_ids", "texts") if vocabulary else ("pixel_values", "images")
+    if kind.main_input_name != asked:
+        raise ModelError(f"{name} takes {kind.main_input_name}, and the data has {here}")
     if tags != ("Token" in name):
         need = "ForTokenClassification" if tags else "ForSequenceClassification"
         raise ModelError(f"for this data a model has to give other outputs; use its ...{need}")
