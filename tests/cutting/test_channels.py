@@ -323,6 +323,20 @@ def test_in_a_model_without_parts_what_is_near_the_stored_size_is_left_whole() -
     assert verify(model, channels, keep(channels, 1 / 2)) < 1e-12
 
 
+def test_a_forward_that_does_something_else_for_some_token_ids_is_refused() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.words(ids).mean(1)
+            return self.head(x.relu() if (ids == 7).any() else x)
+
+    with pytest.raises(ModelError, match="cannot be traced: it looks at numbers"):
+        trace(Padded(), torch.empty(2, 5, dtype=torch.int64, device="meta"))
+
+
 # ---- being a good guest
 
 

@@ -131,6 +131,7 @@ def test_published_weights_get_their_names(tmp_path: Path) -> None:
     [
         ("transformers:BertModel", {}, "has no model with a classifier called 'BertModel'"),
         ("transformers:Bort", {}, "has no model with a classifier called 'Bort'"),
+        (VIT, SMALL, "ViTForImageClassification takes pixel_values, and the data has texts"),
         ("transformers:BertForTokenClassification", SMALL, "use its ...ForSequenceClassification"),
         (BERT, {**SMALL, "max_position_embeddings": 4}, "texts of 4, and the data has 20 and 6"),
         (BERT, {**SMALL, "num_labels": 7}, "gives 7 outputs for 3 classes"),

@@ -93,3 +93,21 @@ def test_a_ratio_is_the_cost_of_a_network_of_that_width() -> None:
     assert half["budget"] == half["predicted"]
     assert narrow["refused"]
     assert narrow["predicted"] == half["predicted"]
+
+
+def test_the_blocks_that_a_method_takes_a_model_apart_into_are_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = {"name": "in_place_cases:Stages"}
+    said = "taken apart into 4 blocks, stages.0.blocks.0 to stages.1.blocks.1; if they are others"
+    rows = preview.rows(
+        configs.from_dict({**CONFIG, "model": model, "method": {"name": "inclusivefl"}})
+    )
+    tables.show_plan(rows)
+    assert said in capsys.readouterr().out
+    named = {**model, "anatomy": {"blocks": "stages"}}
+    rows = preview.rows(
+        configs.from_dict({**CONFIG, "model": named, "method": {"name": "inclusivefl"}})
+    )
+    assert rows[0]["blocks"] == "taken apart into 2 blocks, stages.0 to stages.1"
+    assert preview.rows(configs.from_dict({**CONFIG, "model": model}))[0]["blocks"] is None

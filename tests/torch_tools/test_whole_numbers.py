@@ -48,6 +48,15 @@ def test_token_ids_are_made_up(token: int) -> None:
     assert mode.numbers.guessed
 
 
+@pytest.mark.parametrize("answer", [0, 1])
+def test_what_is_asked_about_token_ids_is_answered_both_ways(answer: int) -> None:
+    with MetaMode() as mode:
+        mode.numbers.made_up = answer
+        assert bool((IDS == 7).any()) == bool(answer)
+        with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta"):
+            IDS.max().item()
+
+
 def test_what_depends_on_features_is_not_known() -> None:
     features = torch.empty(2, 5, device="meta")
     with MetaMode(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta"):

@@ -95,13 +95,17 @@ def build(
             f"transformers has no model with a classifier called {name!r}; name a class such as "
             "'BertForSequenceClassification' or 'ViTForImageClassification'"
         )
+    asked, here = ("input_ids", "texts") if vocabulary else ("pixel_values", "images")
+    if kind.main_input_name != asked:
+        raise ModelError(f"{name} takes {kind.main_input_name}, and the data has {here}")
     if tags != ("Token" in name):
         need = "ForTokenClassification" if tags else "ForSequenceClassification"
         raise ModelError(f"for this data a model has to give other outputs; use its ...{need}")
     given: dict[str, Any] = {"num_labels": classes, **args}
     place = pretrained.described(weights)
     if not vocabulary:
-        given = {"image_size": image[1], "num_channels": image[0], **given}
+        size = image[1] if image[1] == image[2] else image[1:]
+        given = {"image_size": size, "num_channels": image[0], **given}
     elif place is None:
         given = {"vocab_size": vocabulary, "pad_token_id": 0, **given}
         given |= {"bos_token_id": None, "eos_token_id": None} | args

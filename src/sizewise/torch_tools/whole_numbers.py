@@ -2,8 +2,8 @@
 
 A forward may decide by positions that it has counted itself, as the causal masks of transformers
 do. Such numbers depend on shapes only, so they are computed beside the tensors without data. Token
-ids that a model is given are made up, all the same; whoever asks for what depends on them can try
-others. What depends on weights or features cannot be known.
+ids that a model is given are made up; what is asked about them is answered with no, or with yes, so
+that both can be tried. What depends on weights or features cannot be known.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -26,8 +26,9 @@ class WholeNumbers:
     """The values of tensors of whole numbers, as far as they can be known.
 
     Attributes:
-        made_up: What token ids, and other whole numbers that nobody computed, are taken to be.
-        guessed: Whether an answer depended on that.
+        made_up: What token ids, and other whole numbers that nobody computed, are taken to be; and
+            the answer, as yes or no, to whatever depends on them.
+        guessed: Whether there was such an answer.
     """
 
     def __init__(self, made_up: int = 0) -> None:
@@ -41,8 +42,12 @@ class WholeNumbers:
         if _name(func) not in _QUESTIONS or not self._can_be_known(args):
             return None
         values, made_up = self._values(args)
-        self.guessed |= made_up
-        return func(*values)
+        found = func(*values)
+        if not made_up:
+            return found
+        # Yes or no can be tried both ways; any other number would be a guess among many.
+        self.guessed = True
+        return bool(self.made_up) if isinstance(found, bool) else None
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Work out the values that an operation gives, after it ran without data."""

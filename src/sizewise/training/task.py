@@ -31,7 +31,8 @@ class ModelConfig:
     """The `[model]` table.
 
     Attributes:
-        name: A model of the zoo, or "package.module:factory" for your own.
+        name: A model of the zoo; "package.module:factory" for your own; "timm:NAME",
+            "torchvision.models:NAME" or "transformers:CLASS" for those of other libraries.
         args: Further arguments of its factory.
         anatomy: Paths of its `blocks`, if those that are found are wrong; or of `stem`, `blocks`
             and `head`. For methods that take a model apart.

@@ -1,6 +1,8 @@
 """Recurrent layers: the hidden size is cut in all gates, layers and directions at once."""
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 
 from sizewise.cutting.sizes.registry import resize
 
@@ -17,12 +19,20 @@ def state_dim(module: nn.Module) -> int | None:
 
 @resize.register
 def _(narrow: nn.RNNBase, full: nn.RNNBase) -> None:
-    gates = len(full.get_parameter("weight_hh_l0")) // full.hidden_size
-    inputs, states = (narrow.get_parameter(f"weight_{name}_l0") for name in ("ih", "hh"))
-    narrow.hidden_size, narrow.input_size = len(states) // gates, inputs.shape[1]
+    weights: dict[str, Tensor] = dict(
+        zip(narrow._flat_weights_names, _weights(narrow), strict=True)
+    )
+    gates = _weights(full)[0].shape[0] // full.hidden_size
+    narrow.input_size = weights["weight_ih_l0"].shape[1]
+    narrow.hidden_size = weights["weight_ih_l0"].shape[0] // gates
     if full.proj_size:
-        narrow.proj_size = len(narrow.get_parameter("weight_hr_l0"))
-    narrow._flat_weights = [getattr(narrow, name) for name in narrow._flat_weights_names]
+        narrow.proj_size = weights["weight_hr_l0"].shape[0]
+    narrow._flat_weights = _weights(narrow)
+
+
+def _weights(module: nn.RNNBase) -> list[Any]:
+    # Attributes, not parameters: `weight_norm` computes some of them.
+    return [getattr(module, name) for name in module._flat_weights_names]
 
 
 @resize.register
