@@ -40,6 +40,13 @@ def test_a_view_changes_with_its_tensor() -> None:
         assert tail[0].item() == 12
 
 
+def test_numbers_that_have_data_change_once() -> None:
+    counter = torch.tensor(3)
+    with MetaMode():
+        counter.add_(1)
+        assert counter.item() == 4
+
+
 @pytest.mark.parametrize("token", [0, 1])
 def test_token_ids_are_made_up(token: int) -> None:
     with MetaMode() as mode:

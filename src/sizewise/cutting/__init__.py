@@ -5,7 +5,8 @@
     small = shrink(model, channels, kept)                 # a real, smaller module
     verify(model, channels, kept)                         # it computes what the masked model does
 
-Start with `channels`; `layer_rules` and `shape_rules` say what each operation does to channels.
+Start with `channels`; `layer_rules` and `shape_rules` say what each operation does to channels, and
+`sizes` tells layers that store sizes their new ones.
 Imports `torch_tools` and the views of `exchange`.
 """
 

@@ -12,8 +12,10 @@ model keeps some of each group.
     small = shrink(model, channels, kept)                 # sizewise.cutting.shrinking
 
 Inputs, classes, kernels and positions are never cut, and neither is anything that an operation
-without a rule reads: `Channels.notes` names these. A dimension that is split into heads is cut
-inside every head, the same entries in all, so the number of heads stays.
+without a rule reads, or that a module counts by a size that it stored: `Channels.notes` names
+these. A dimension that is split into heads is cut inside every head, the same entries in all, so
+the number of heads stays; unless something tells these entries apart, as rotary positions do: then
+whole heads are dropped.
 """
 
 from collections.abc import Callable, Iterator, Sequence

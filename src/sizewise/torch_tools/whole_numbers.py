@@ -51,7 +51,7 @@ class WholeNumbers:
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Work out the values that an operation gives, after it ran without data."""
-        results = [t for t in among([out], Tensor) if _whole(t)]
+        results = [t for t in among([out], Tensor) if t.is_meta and _whole(t)]
         if not results:
             return
         if not self._can_be_known((*args, *kwargs.values())) or not _computes(func):
@@ -62,7 +62,8 @@ class WholeNumbers:
                 self._known.pop(tensor, None)
                 self._unknown[tensor] = True
             return
-        (given, named), made_up = self._values((args, dict(kwargs)))
+        there = {key: value for key, value in kwargs.items() if key != "device"}
+        (given, named), made_up = self._values((args, there))
         try:
             found = func(*given, **named, **({"device": "cpu"} if "device" in kwargs else {}))
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -84,17 +85,14 @@ class WholeNumbers:
         def value(leaf: Any) -> Any:
             nonlocal made_up
             if not isinstance(leaf, Tensor) or not leaf.is_meta:
-                return None if isinstance(leaf, torch.device) else leaf
+                return leaf
             if leaf not in self._known:
                 self._known[leaf] = self._make_up(leaf), True
             values, guess = self._known[leaf]
             made_up |= guess
             return values
 
-        found = tree_map(value, tree)
-        if isinstance(tree, tuple) and isinstance(found[-1], dict):
-            found[-1].pop("device", None)
-        return found, made_up
+        return tree_map(value, tree), made_up
 
 
 def _name(func: Any) -> str:
