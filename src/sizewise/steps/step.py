@@ -236,15 +236,15 @@ def _moved_backward(
     advance = getattr(optimizer, "advance", None)
     _refuse(not isinstance(value, Tensor), "needs a loss of one term")
     _refuse(advance is None, "needs an optimiser of sizewise")
-    moved: set[Tensor] = set()
+    moved: set[int] = set()
 
     def move(parameter: Tensor) -> None:
-        if parameter in moved:
+        if id(parameter) in moved:
             raise ModelError(
                 "the gradient of a parameter came in two parts, so it cannot be moved in the "
                 "backward pass; do without levers.step_in_backward"
             )
-        moved.add(parameter)
+        moved.add(id(parameter))
         if proximal is not None:
             proximal(parameter)
         advance(parameter)  # type: ignore[misc]
