@@ -16,7 +16,7 @@ from sizewise.exchange.view import cut
 from sizewise.fleet.devices import Device
 from sizewise.methods import find, names
 from sizewise.methods.fedavg import FedAvg
-from sizewise.runs import session
+from sizewise.runs import preview, session
 from sizewise.steps.recipe import Recipe
 from sizewise.training.loop import Shard
 from sizewise.training.task import ModelConfig, Task
@@ -61,13 +61,16 @@ def greedy(tmp_path, monkeypatch):
                 "engine": engine,
             }
         )
-        folder = tmp_path / f"run-{patience}-{len(engine)}"
-        with session.started(config, folder) as federation:
-            result = federation.run()
-        lines = (folder / "updates.jsonl").read_text().splitlines()
-        return result, [json.loads(line) for line in lines]
+        return trained(config, tmp_path / f"run-{patience}-{len(engine)}")
 
     return run
+
+
+def trained(config, folder):
+    with session.started(config, folder) as federation:
+        result = federation.run()
+    lines = (folder / "updates.jsonl").read_text().splitlines()
+    return result, [json.loads(line) for line in lines]
 
 
 def test_an_overrun_ends_that_devices_work_and_the_round_goes_on(greedy):
@@ -99,6 +102,7 @@ MODELS = [
     ("cnn", {"layers": [8, 16]}),
     ("vit", {"depth": 1, "dim": 16, "heads": 2}),
 ]
+SHALLOW = "mixed_models:shallow"
 NARROWING = [
     ("heterofl", {}),
     ("heterofl", {"scaler": "norm"}),
@@ -114,7 +118,7 @@ NARROWING = [
     ("splitmix", {"mask_labels": True}),
     ("small", {}),
 ]
-# They exchange features, and FedGKT needs two models that fit: own tests hold them to their bytes.
+# They exchange features, and FedGKT needs two models that fit: they are run as a whole, below.
 ELSEWHERE = {"fedgkt", "fedin", *(name for name, _ in NARROWING)}
 WHOLE = [(name, {}) for name in names() if name not in ELSEWHERE]
 
@@ -163,6 +167,30 @@ def keep_to_budget(method, options, model, share, recipe, samples=None):
 def test_levers_keep_to_budgets(method, options, model):
     recipe = Recipe(batch=16, levers=("auto",))
     keep_to_budget(method, options, model, 0.6, recipe)
+
+
+@pytest.mark.parametrize("method", [{"name": "fedin"}, {"name": "fedgkt", "client": SHALLOW}])
+def test_levers_keep_to_budgets_where_features_travel(method, tmp_path):
+    tables = {
+        "rounds": 2,
+        "model": {"name": SHALLOW if method["name"] == "fedin" else "mixed_models:deep"},
+        "data": {"train_limit": 300, "test_limit": 40},
+        "fleet": {"devices": 3, "per_round": 3},
+        "method": method,
+        "recipe": {"batch": 64, "eval_batch": 20},
+        "engine": {"enforce": True},
+    }
+    (plain,) = preview.rows(configs.from_dict(tables))
+    budget = plain["predicted"] - 1
+    tables["fleet"]["budgets"] = [budget]
+    (refused,) = preview.rows(configs.from_dict(tables))
+    assert refused["refused"] is not None
+    tables["recipe"]["levers"] = "auto"
+    result, lines = trained(configs.from_dict(tables), tmp_path / "run")
+    assert result["refused"] == []
+    assert len(lines) == 6
+    assert all(line["peak_bytes"] <= line["predicted"] <= budget for line in lines)
+    assert lines[-1]["levers"] != ["none"]
 
 
 # Without shrinking, which would take minutes: an example is small as it is.

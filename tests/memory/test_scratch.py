@@ -23,7 +23,8 @@ def _amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "unknown_cpu", lambda: None)
     monkeypatch.setattr(scratch, "_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    prediction._cache.clear()
+    prediction._costs.clear()
+    prediction._runs.clear()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,8 @@ def test_a_cpu_that_was_not_measured_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(scratch, "_vendor", lambda: "AuthenticAMD")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    prediction._cache.clear()
+    prediction._costs.clear()
+    prediction._runs.clear()
     footprint = predict(nn.Linear(4, 3), torch.empty(2, 4))
     assert footprint.process is None
     assert footprint.not_known_for == "this CPU (AuthenticAMD, AVX2)"

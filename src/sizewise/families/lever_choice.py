@@ -6,14 +6,16 @@ with moments and activations in bfloat16, which rounds; and last all of that wit
 run the forward pass twice. What each buys and changes is on docs/levers.md.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
+from itertools import dropwhile, groupby, product
 
 from sizewise.errors import ConfigError, ModelError
 from sizewise.exchange.plan import Submodel, TrainingStage
+from sizewise.memory.packing import largest_fitting
 from sizewise.steps.levers import NONE, Levers, Precision
 from sizewise.steps.recipe import Lever, Recipe
 from sizewise.surgery import norms
@@ -79,11 +81,17 @@ class LeverChoice:
         """Return a stage with the cheapest levers that fit a budget; as it is if none do."""
         if budget is None or self._peak(submodel, stage) <= budget:
             return stage
-        for levers in self.choices[1:]:
+
+        def bytes_of(levers: Levers) -> float:
             with suppress(*UNUSABLE):
-                smaller = replace(stage, levers=levers)
-                if self._peak(submodel, smaller) <= budget:
-                    return smaller
+                return self._peak(submodel, replace(stage, levers=levers))
+            return math.inf
+
+        for _, group in groupby(self.choices[1:], key=_but_for_parts):
+            alike = list(dropwhile(lambda one: bytes_of(one) == math.inf, [*group][::-1]))
+            # Smaller parts never need more: if the smallest do not fit, no others do.
+            if alike and bytes_of(alike[0]) <= budget:
+                return replace(stage, levers=largest_fitting(alike, bytes_of, budget) or NONE)
         return stage
 
 
@@ -110,6 +118,11 @@ def combinations(recipe: Recipe, smallest_part: int, *, divides: bool) -> tuple[
         if not moved or "step_in_backward" in named
     ]
     return tuple(levers for levers in found if levers.allowed(recipe))
+
+
+def _but_for_parts(levers: Levers) -> tuple[bool, Levers]:
+    """Return what combinations have in common that differ only in the size of parts."""
+    return levers.micro_batch is None, replace(levers, micro_batch=None)
 
 
 def _sizes(batch: int, smallest: int) -> Iterator[int]:

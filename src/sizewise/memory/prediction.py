@@ -11,15 +11,15 @@ the same on every machine, and `predict` gives exactly what a `Meter` around the
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sizewise.errors import ConfigError, ModelError
 from sizewise.memory.ledger import Footprint, Ledger
@@ -27,13 +27,15 @@ from sizewise.memory.meter import Meter, OutOfBudget
 from sizewise.steps.optimizers import Optimizer, Sgd
 from sizewise.steps.step import rest, training_step
 from sizewise.torch_tools.failures import blame
-from sizewise.torch_tools.hollow import HollowMode, emptied
+from sizewise.torch_tools.hollow import Hollow, HollowMode, emptied
 from sizewise.torch_tools.remaking import as_parameter, plain_tensors, remade
 
 __all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
 
 Step = Callable[..., object]
 """Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
+
+T = TypeVar("T")
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
 
@@ -105,19 +107,30 @@ def cost(
 def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:
     """Return what a step takes, if it is known; else find out."""
     try:
-        key = _fingerprint((module, learning, *vars(spec).values()), {})
-        known = _cache.get(key)
+        key = _fingerprint(
+            (module, learning, spec.batch, spec.step, spec.anchored, spec.training), {}
+        )
+        whole = key, _fingerprint(spec.optimizer, {})
+        known = _costs.get(whole)
     except Exception:  # something in it cannot be compared with anything, so nothing is known
-        return _predict(module, learning, spec)
+        return _predict(module, learning, spec).cost(spec.optimizer)
     if known is None:
-        if len(_cache) >= _CACHE_SIZE:
-            _cache.clear()
-        known = _cache[key] = _predict(module, learning, spec)
+        # The same step with another optimiser need not be run again.
+        run = _runs.get(key) or _remember(_runs, key, _predict(module, learning, spec), RUNS)
+        known = _remember(_costs, whole, run.cost(spec.optimizer), COSTS)
     return known
 
 
-_CACHE_SIZE = 256
-_cache: dict[Hashable, Cost] = {}
+def _remember(cache: dict[Hashable, T], key: Hashable, value: T, size: int) -> T:
+    if len(cache) >= size:
+        cache.clear()
+    cache[key] = value
+    return value
+
+
+COSTS, RUNS = 256, 64
+_costs: dict[Hashable, Cost] = {}
+_runs: "dict[Hashable, _Run]" = {}
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,7 @@ def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
-def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> Cost:
+def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> "_Run":
     with torch.random.fork_rng(devices=[]):  # dropout must not move the run's random numbers
         # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
         if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
@@ -223,7 +236,7 @@ def _simulate(
     learning: frozenset[str],
     spec: _Spec,
     same: Callable[[Tensor], Tensor],
-) -> Cost:
+) -> "_Run":
     """Run a step on a copy of the module made of tensors of another kind, and account for it."""
     batch = tree_map(lambda leaf: same(leaf) if isinstance(leaf, Tensor) else leaf, spec.batch)
     twin.train(spec.training)
@@ -249,7 +262,7 @@ def _step(
     spec: _Spec,
     same: Callable[[Tensor], Tensor],
     kept: list[Tensor],
-) -> Cost:
+) -> "_Run":
     """Run a step; `kept` is what the step before left in the module, and is used up."""
     ledger = Ledger()
     ledger.record("parameters", twin)
@@ -259,15 +272,37 @@ def _step(
     if not spec.training:
         with ledger, torch.no_grad():
             twin(batch[0])
-        return Cost(ledger.footprint(), ledger.flops)
+        return _Run(ledger)
     parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     stand_in = _StandIn(parameters, ledger)
     anchors = [[same(parameter) for parameter in parameters]] if spec.anchored else []
     ledger.record("parameters", anchors)
     with ledger:
         spec.step(twin, stand_in, *batch, *anchors)
-    extra = _optimizer_bytes(spec.optimizer, parameters, stand_in)
-    return Cost(ledger.footprint(*extra), ledger.flops)
+    learning = [as_parameter(emptied(parameter)) for parameter in parameters]
+    return _Run(ledger, learning, frozenset(stand_in.moved), frozenset(stand_in.alone))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A step that was followed, but for what its optimiser does.
+
+    Attributes:
+        ledger: What lived when.
+        parameters: Hollow ones like those that learn; in an evaluation, none.
+        moved: The numbers of those that moved.
+        alone: The numbers of those that moved alone.
+    """
+
+    ledger: Ledger
+    parameters: Sequence[nn.Parameter] = ()
+    moved: frozenset[int] = frozenset()
+    alone: frozenset[int] = frozenset()
+
+    def cost(self, optimizer: OptimizerFactory) -> Cost:
+        """Return what the step takes with an optimiser."""
+        extra = _optimizer_bytes(optimizer, self) if self.parameters else ()
+        return Cost(self.ledger.footprint(*extra), self.ledger.flops)
 
 
 class _StandIn:
@@ -283,6 +318,26 @@ class _StandIn:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: there are no gradients yet."""
+
+    def rehearsed(self, parts: Iterable[tuple[Any, Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield the parts of a batch, but for those that do what the one before them did.
+
+        Bytes depend on shapes, also on those of the part before: gradients exist from the second
+        one on, and a model may keep what it computed. So the third of equal parts is like the
+        second, and only its FLOPs count.
+        """
+        before: list[list[torch.Size]] = []
+        flops = 0
+        for part in parts:
+            leaves = [leaf for leaf in tree_leaves(part[:2]) if isinstance(leaf, Tensor)]
+            before = [*before[-2:], [leaf.shape for leaf in leaves]]
+            hollow = all(isinstance(leaf, Hollow) for leaf in leaves)  # Others may be looked at.
+            if hollow and len(before) == 3 and before[0] == before[1] == before[2]:
+                self.ledger.flops += flops
+                continue
+            flops = -self.ledger.flops
+            yield part
+            flops += self.ledger.flops
 
     def step(self) -> None:
         """Note which parameters would move, and what is alive."""
@@ -302,18 +357,16 @@ class _StandIn:
         self.ledger.note_step(number)
 
 
-def _optimizer_bytes(
-    make: OptimizerFactory, parameters: Sequence[Tensor], stand_in: _StandIn
-) -> tuple[int, dict[int | None, int]]:
+def _optimizer_bytes(make: OptimizerFactory, run: _Run) -> tuple[int, dict[int | None, int]]:
     """Return the bytes of an optimiser's state, and the most its steps add for a moment.
 
     Those are given by the number of the parameter that moves alone; under None, for all at once.
     """
-    twins = [as_parameter(emptied(parameter)) for parameter in parameters]
-    for index in stand_in.moved:
+    twins = [as_parameter(emptied(parameter)) for parameter in run.parameters]
+    for index in run.moved:
         twins[index].grad = emptied(twins[index])
     optimizer = make(twins)
-    if not getattr(optimizer, "one_by_one", False) and not stand_in.alone:
+    if not getattr(optimizer, "one_by_one", False) and not run.alone:
         state, transient = _steady_bytes(optimizer, twins)
         return state, {None: transient}
     # Many have the same shape.

@@ -176,15 +176,16 @@ class SplitMix(Method):
         """The width ratio of a base."""
         if self.options.atom is not None:
             return self.options.atom
-        smallest = self.task.budgets[0]
-        for parts in range(1, LARGEST_DECK + 1):
+
+        def bytes_of(parts: int) -> float:
             try:
-                peak = self.levers.least(Bases((0,), 1 / parts))
+                return self.levers.least(Bases((0,), 1 / parts))
             except NoChannelLeft:
-                return 1 / (parts - 1)
-            if smallest is None or peak <= smallest:
-                break
-        return 1 / parts
+                return -1  # As if it fitted: then the one before it is the narrowest there is.
+
+        choices = range(LARGEST_DECK, 0, -1)
+        parts = largest_fitting(choices, bytes_of, self.task.budgets[0]) or LARGEST_DECK
+        return 1 / (parts if self.task.budgets[0] is None or bytes_of(parts) >= 0 else parts - 1)
 
     @cached_property
     def main(self) -> Bases:

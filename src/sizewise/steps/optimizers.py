@@ -75,9 +75,8 @@ class _Base:
         for parameter in moving:
             self._move([parameter])
 
-    @torch.no_grad()
     def advance(self, parameter: Parameter) -> None:
-        """Move one parameter, which has a gradient."""
+        """Move one parameter, which has a gradient, in a backward pass: no graph is built there."""
         self._move([parameter])
 
     def _move(self, moving: list[Any]) -> None:

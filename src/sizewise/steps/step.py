@@ -153,22 +153,33 @@ def training_step(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     term = _Proximal(parameters, anchors, proximal) if proximal else None
     batch = divided(inputs, targets, levers.micro_batch)
+    if hasattr(optimizer, "rehearsed"):  # It only looks on, and has seen enough of some parts.
+        batch = optimizer.rehearsed(batch)
     with _keeping_less(module, (inputs, targets), levers):
         if levers.step_in_backward:
             some, wanted, weight = next(batch)
             _refuse(weight is not None, "needs whole batches, and levers.micro_batch divides them")
             _refuse(clip is not None, "cannot wait for the norm that recipe.clip needs")
             return _moved_backward(loss(module, some, wanted), optimizer, term)
-        values = [
+        value = _summed(
             _added(loss(module, some, wanted), share, parameters) for some, wanted, share in batch
-        ]
+        )
     if term is not None:
         for parameter in parameters:
             term(parameter)
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
-    return values[0] if len(values) == 1 else torch.stack(values).sum()
+    return value
+
+
+def _summed(values: Iterator[Tensor]) -> Tensor:
+    """Add up scalars as they come; the bytes of a part do not depend on how many were before it."""
+    total = next(values)
+    for value in values:
+        total.add_(value)
+        del value
+    return total
 
 
 def _added(
@@ -225,15 +236,15 @@ def _moved_backward(
     advance = getattr(optimizer, "advance", None)
     _refuse(not isinstance(value, Tensor), "needs a loss of one term")
     _refuse(advance is None, "needs an optimiser of sizewise")
-    moved: set[Tensor] = set()
+    moved: set[int] = set()
 
     def move(parameter: Tensor) -> None:
-        if parameter in moved:
+        if id(parameter) in moved:
             raise ModelError(
                 "the gradient of a parameter came in two parts, so it cannot be moved in the "
                 "backward pass; do without levers.step_in_backward"
             )
-        moved.add(parameter)
+        moved.add(id(parameter))
         if proximal is not None:
             proximal(parameter)
         advance(parameter)  # type: ignore[misc]

@@ -6,7 +6,7 @@ stages; nothing here knows about any of them.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -113,7 +113,9 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
 def make_step(recipe: Recipe, loss: Loss, levers: Levers = NONE) -> Callable[..., Tensor]:
     """Return the training step of a recipe; the same one is trained, metered and predicted."""
     step = partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
-    return step if levers == NONE else partial(step, levers=levers)
+    # In which type the optimiser remembers is its own affair, and the step the same.
+    acting = replace(levers, state=NONE.state)
+    return step if acting == NONE else partial(step, levers=acting)
 
 
 @dataclass(frozen=True)
