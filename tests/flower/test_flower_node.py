@@ -127,6 +127,23 @@ def test_a_folder_of_its_own(share: float, samples: tuple[int, int], tmp_path: P
     assert own["refused"] is None
 
 
+@pytest.mark.parametrize("form", ["folder", "csv"])
+def test_pictures_of_its_own(form: str, tmp_path: Path) -> None:
+    lines = ["path,label"]
+    for number in range(25):
+        path = tmp_path / "own" / str(number % 5) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, dtype=np.uint8)).save(path)
+        lines.append(f"{path.relative_to(tmp_path)},{number % 5}")
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    place = tmp_path / ("own" if form == "folder" else "own.csv")
+    grid = FakeGrid([{"partition-id": 0}, {"partition-id": 1, "data": str(place)}])
+    serve(grid, config_of(), tmp_path / "run", poll=0.01)
+    _, own = updates(tmp_path / "run")
+    # A fifth of them is held out for tests.
+    assert (own["refused"], own["samples"]) == (None, 20)
+
+
 @pytest.mark.parametrize(
     ("labels", "side", "reason"),
     [
