@@ -19,6 +19,7 @@ from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, FleetConfig
 from sizewise.fleet.round_policy import RoundPolicy
 from sizewise.steps.recipe import Recipe
+from sizewise.torch_tools import placement
 from sizewise.training.task import ModelConfig, Task
 
 
@@ -35,6 +36,9 @@ class EngineConfig:
             at most one round more. Writing a large model can take longer than training it.
         together: Most devices that train in one batched call, where plans are alike; 0: each alone.
             Faster for tiny models only; the last bits of results differ.
+        device: Where devices train and models are evaluated: "cpu", "auto" (the accelerator of the
+            machine, if it has one), or one such as "cuda", "cuda:1", "mps" or "xpu"; see
+            docs/accelerators.md.
         flower: Whom a server waits for when devices are machines of their own.
     """
 
@@ -42,6 +46,7 @@ class EngineConfig:
     enforce: bool = False
     save_every: int = 1
     together: int = 0
+    device: str = "cpu"
     flower: RoundPolicy = field(default_factory=RoundPolicy)
 
     def __post_init__(self) -> None:
@@ -138,6 +143,7 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         target=dataset.target,
         metric=dataset.metric,
         silos=dataset.silos,
+        device=str(placement.find(config.engine.device)),
         models=tuple(dict.fromkeys(g.model for g in config.fleet.group if g.model is not None)),
     )
 

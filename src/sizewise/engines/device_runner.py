@@ -111,6 +111,7 @@ class DeviceRunner:
     def work(self, plan: Plan, tensors: Tensors, device_state: Tensors) -> Update | Refusal:
         """Do a device's work for one round, given what it received and what it remembers."""
         shard = self._shard(plan.device)
+        self.method.submodels.release(plan.submodel)
         start = time.perf_counter()
         try:
             if len(shard) == 0:
@@ -124,6 +125,12 @@ class DeviceRunner:
                 raise
             return refusal(plan, f"it cannot train on a single sample: {error}")
         return _judged(replace(update, seconds=time.perf_counter() - start))
+
+    def rest(self) -> None:
+        """Give back what this process holds of an accelerator, so that others can use it."""
+        self.method.submodels.release()
+        if self.method.task.device != "cpu":
+            torch.accelerator.empty_cache()
 
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
         """Score one deployed model on some test batches, or on all of them."""

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sizewise.common.structure import plain
@@ -33,6 +34,7 @@ from sizewise.exchange.plan import Plan, Refusal, Update, portions
 from sizewise.exchange.state import State
 from sizewise.exchange.view import view_in_bytes
 from sizewise.families.base import Method
+from sizewise.torch_tools.placement import HOST
 from sizewise.training import evaluation
 from sizewise.training.evaluation import Score
 
@@ -108,7 +110,9 @@ class PoolEngine:
     data; `open` hands over the run.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, devices: Sequence[torch.device] = (HOST,)) -> None:
+        """Start processes, which take turns at the devices."""
+        self._devices = devices
         self._state, self._data = SharedTensors(), SharedTensors()
         self._published: State | None = None
         self._together = 0
@@ -122,7 +126,8 @@ class PoolEngine:
         inherited += [theirs.fileno() for _, theirs in pipes]
         # A group of their own: Ctrl-C reaches this process only, which then ends them all.
         self._process: subprocess.Popen[bytes] | _Forked
-        if _may_fork():
+        # An accelerator that this process has looked at is of no use to a copy of it.
+        if HOST in devices and _may_fork():
             self._process = _Forked(inherited, ours)
         else:
             self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
@@ -152,7 +157,9 @@ class PoolEngine:
             "dataset": facts,
             "partition": partition,
         }
-        self._tell({"open": message})
+        for number, worker in enumerate(self._workers):
+            device = self._devices[number % len(self._devices)]
+            worker.send({"open": {**message, "device": str(device)}})
 
     def _tell(self, message: dict[str, Any]) -> None:
         for worker in self._workers:

@@ -66,6 +66,7 @@ class Worker:
             budgets=tuple(content["budgets"]),
             ratios=tuple(content["ratios"]),
             devices=content["devices"],
+            device=content["device"],
         )
         method = configs.make_method(config, task)
         partition = load_partition(content["partition"])
@@ -94,11 +95,14 @@ class Worker:
             for kind in ("tensors", "device_state", "sample_payload"):
                 for name, tensor in getattr(outcome, kind).items():
                     tensors[f"{number}/{kind}/{name}"] = tensor
+        self._runner.rest()
         return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
         size, batches = content["size"], content["batches"]
-        return {"scores": plain(self._runner.evaluate(self._state, size, batches))}
+        scores = self._runner.evaluate(self._state, size, batches)
+        self._runner.rest()
+        return {"scores": plain(scores)}
 
 
 def serve(worker: Worker, connection: Connection) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sizewise.common.widths import named
@@ -96,7 +97,7 @@ class Submodels:
         if key not in self._copies:
             pattern = self._patterns.get(key)
             fresh = self.build(key) if pattern is None else remade(pattern, clone)
-            self._copies[key] = WorkingCopy(fresh)
+            self._copies[key] = WorkingCopy(fresh, torch.device(self.task.device))
         return self._copies[key]
 
     def pattern(self, submodel: Submodel) -> nn.Module:
@@ -112,6 +113,12 @@ class Submodels:
     def module(self, submodel: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
         return self.copy(submodel).module
+
+    def release(self, kept: Submodel | None = None) -> None:
+        """Take working copies off the device, all but those of one submodel's shapes."""
+        for key, copy in self._copies.items():
+            if kept is None or key != kept.shape_key:
+                copy.release()
 
     def filled(self, submodel: Submodel, state: State) -> nn.Module:
         """Return the working copy of a submodel with the server's tensors in it."""

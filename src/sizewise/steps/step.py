@@ -76,7 +76,7 @@ def masked_cross_entropy(
     logits: Tensor = module(inputs)
     shape = logits.shape[targets.ndim :]  # (classes,), or (sets, classes).
     places = shape.numel()
-    chosen = targets.flatten() if classes is None else classes
+    chosen = targets.flatten() if classes is None else classes.to(targets.device)
     # One place more, which is dropped: to leave out what is no class would need to look at it.
     chosen = chosen.where(chosen >= 0, places)
     own = logits.new_zeros(places + 1).index_fill_(0, chosen, 1.0)[:places]

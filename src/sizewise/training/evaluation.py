@@ -15,6 +15,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.steps import metrics
 from sizewise.steps.label_sets import divide
 from sizewise.steps.step import compare
+from sizewise.torch_tools.placement import HOST, device_of, moved
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ def score(
     labels, transform = dataset.test_labels, dataset.transform()
     count = batch_count(len(labels), batch)
     module.eval()
+    device = device_of(module)
     scores = []
     for number in range(count) if chosen is None else chosen:
         start, stop = number * batch, len(labels) if number == count - 1 else (number + 1) * batch
-        outputs = module(transform(dataset.test_inputs[start:stop], None))
+        inputs = moved(transform(dataset.test_inputs[start:stop], None), device)
+        outputs = moved(module(inputs), HOST)
         truth = labels[start:stop]
         counts: list[float] = []
         for number_of_set, (own, own_truth) in enumerate(divide(outputs, truth, dataset.sets)):

@@ -20,6 +20,7 @@ from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import Loss, cross_entropy, rest, training_step
+from sizewise.torch_tools.placement import HOST, device_of, moved
 
 T = TypeVar("T")
 
@@ -168,6 +169,7 @@ def fit(
         module.train()
         parameters = freeze(module, stage.trainable)
     optimizer = make_optimizer(recipe, parameters, stage.lr, stage.levers)
+    device = device_of(module)
     named = module.named_parameters() if recipe.proximal or moments is not None else ()
     learning = [name for name, parameter in named if parameter.requires_grad]
     if moments is not None:
@@ -175,12 +177,13 @@ def fit(
     anchors: list[Tensor] = []
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
-        anchors = [origin[name].detach().clone() for name in learning]
+        anchors = [origin[name].detach().to(device, copy=True) for name in learning]
     step = make_step(recipe, loss, stage.levers)
-    steps, total, settled = 0, torch.zeros(()), False
+    steps, total, settled = 0, torch.zeros((), device=device), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)
-    for inputs, labels in stream(stage, recipe, one_pass, len(samples)):
+    for batch in stream(stage, recipe, one_pass, len(samples)):
+        inputs, labels = batch if device == HOST else moved(batch, device)
         if meter is not None and (every_step or not settled):
             with meter:
                 meter.track(module, optimizer, inputs, labels, anchors, samples.held)

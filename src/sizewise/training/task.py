@@ -20,6 +20,7 @@ from sizewise.exchange.plan import TrainingStage, Update
 from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
 from sizewise.surgery.anatomy import Anatomy, anatomy, hidden_shapes
+from sizewise.torch_tools import placement
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -62,6 +63,7 @@ class Task:
         metric: How models are measured; see `metrics`.
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
+        device: Where models train and are evaluated; see `torch_tools.placement`.
     """
 
     model: ModelConfig
@@ -79,6 +81,7 @@ class Task:
     metric: str = "accuracy"
     silos: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def inputs(self, batch: int) -> Tensor:
         """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
@@ -234,4 +237,5 @@ class Task:
         # The last batch can be half as large again; see `evaluation.batch_count`.
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
+        module = placement.placed(module, placement.HOST)  # Its budget is of host memory.
         return LowMemoryInference(module, self.anatomy(module), self.inputs(largest), budget)

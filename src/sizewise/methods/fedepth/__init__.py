@@ -55,6 +55,7 @@ from sizewise.methods.fedepth.blocks import (
 from sizewise.methods.fedepth.schedule import ScheduleOptions, Scheduler
 from sizewise.steps.mutual import mutual_learning
 from sizewise.steps.step import Loss, cross_entropy
+from sizewise.torch_tools.placement import taken_out
 from sizewise.training import buffering
 from sizewise.training.loop import Samples, Shard, own_tensors, workload
 
@@ -171,10 +172,11 @@ class FeDepth(Method):
             moments={} if self.options.optimizers == "round" else None,
             kind=(*held, *steps),
         )
+        own = own_tensors(self.submodels.module(plan.submodel))
         return replace(
             update,
             tensors={n: t for n, t in update.tensors.items() if not n.startswith(PEERS)},
-            device_state={name: own[name].detach().clone() for name in peers},
+            device_state={name: taken_out(own[name]) for name in peers},
         )
 
     def _data(
