@@ -77,6 +77,7 @@ def load() -> None:
         device_count=lambda: COUNT,
         current_device=lambda: torch.accelerator.current_device_index(),
         _is_in_bad_fork=lambda: False,
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
         # What is drawn comes from the CPU's generator.
         manual_seed_all=lambda seed: None,
         get_rng_state=lambda device: None,

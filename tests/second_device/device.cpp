@@ -329,6 +329,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("unfold", &unfold);
   library.impl("resize_", &resize);
   library.impl("mse_loss", &mse_loss);
+  // Kernels of its own, as accelerators have: torch would put these together from others.
+  for (const char* name : {"native_layer_norm", "native_group_norm", "_safe_softmax", "embedding"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&compute>());
+  }
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
 }

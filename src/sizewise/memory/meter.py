@@ -64,13 +64,14 @@ class Meter(DispatchMode):
 
     Attributes:
         budget: Raise `OutOfBudget` as soon as more bytes than this are live.
+        device: Count what is on this device only; None: whatever there is.
         live: Bytes live now.
         peak: The most bytes that were ever live.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
+    def __init__(self, budget: int | None = None, device: torch.device | None = None) -> None:
         super().__init__()
-        self.budget = budget
+        self.budget, self.device = budget, device
         self.live = 0
         self.peak = 0
         self._known: dict[int, tuple[int, ref[Any]]] = {}
@@ -121,6 +122,8 @@ class Meter(DispatchMode):
     def _count(self, tensor: Tensor, op: object) -> None:
         if tensor.layout is not torch.strided:
             return  # a sparse tensor is made of strided ones, which were counted when made
+        if self.device is not None and tensor.device != self.device:
+            return
         storage = room_of(tensor)
         key, size = storage._cdata, storage.nbytes()
         known, weak = self._known.get(key, (0, None))
