@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sizewise import methods
-from sizewise.common.structure import build, plain
+from sizewise.common.structure import Bytes, build, plain
 from sizewise.data.config import DataConfig
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
@@ -39,6 +39,8 @@ class EngineConfig:
         device: Where devices train and models are evaluated: "cpu", "auto" (the accelerator of the
             machine, if it has one), or one such as "cuda", "cuda:1", "mps" or "xpu"; see
             docs/accelerators.md.
+        device_memory: Bytes of each accelerator that devices in training may take together; as many
+            of the `workers` are at work at once as fit. Default: what is free at the start.
         flower: Whom a server waits for when devices are machines of their own.
     """
 
@@ -47,6 +49,7 @@ class EngineConfig:
     save_every: int = 1
     together: int = 0
     device: str = "cpu"
+    device_memory: Bytes | None = None
     flower: RoundPolicy = field(default_factory=RoundPolicy)
 
     def __post_init__(self) -> None:

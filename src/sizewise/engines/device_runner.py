@@ -132,6 +132,12 @@ class DeviceRunner:
         if self.method.task.device != "cpu":
             torch.accelerator.empty_cache()
 
+    def free_memory(self) -> int:
+        """Return the bytes that the accelerator of this process has left."""
+        device = self.method.task.device
+        torch.zeros((), device=device)  # From now on, this process takes its share for being there.
+        return int(torch.accelerator.get_memory_info(device)[0])
+
     def evaluate(self, state: State, size: str, batches: Iterable[int] | None) -> list[Score]:
         """Score one deployed model on some test batches, or on all of them."""
         recipe, data = self.method.task.recipe, self.dataset

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from sizewise.exchange.plan import Submodel, TrainingStage, Work
@@ -59,4 +60,5 @@ class Costs:
             anchored=recipe.proximal > 0,
             optimizer=partial(make_optimizer, recipe, lr=stage.lr, levers=stage.levers),
             trainable=stage.trainable,
+            device=torch.device(self.task.predicted_for),
         )

@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 HOST = torch.device("cpu")
 
+BLOCKS = {"cuda": 512}
+"""Bytes of which an accelerator's allocator hands out whole multiples, as its source says."""
+
 
 def find(name: str) -> torch.device:
     """Return the device that a config names: "cpu", "auto", "cuda", "cuda:1", "mps", "xpu", ...

@@ -193,6 +193,7 @@ def fit(
             value = step(module, optimizer, inputs, labels, anchors)
         total += value
         steps += 1
+        del inputs, labels  # On the device, there need not be room for two batches.
     kept = None if moments is None else optimizer.moments(learning)
     return Fit(steps, float(total), kept)
 

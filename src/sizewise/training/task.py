@@ -64,6 +64,7 @@ class Task:
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
         device: Where models train and are evaluated; see `torch_tools.placement`.
+        predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
     """
 
     model: ModelConfig
@@ -82,6 +83,7 @@ class Task:
     silos: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     device: str = "cpu"
+    predicted_for: str = "cpu"
 
     def inputs(self, batch: int) -> Tensor:
         """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""

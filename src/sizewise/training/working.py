@@ -43,7 +43,7 @@ class WorkingCopy:
         named = dict(module.named_parameters())
         self._parameters = list(named.values())
         self._frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
-        self._unsaved = [(b, b.clone()) for b in unsaved_buffers(module).values()]
+        self._unsaved = [(b, taken_out(b)) for b in unsaved_buffers(module).values()]
         # What was found out about the layers: a cache, never a result.
         self._ready: tuple[Names, list[nn.Parameter]] | None = None
 

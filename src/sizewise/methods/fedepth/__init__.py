@@ -132,7 +132,8 @@ class FeDepth(Method):
         batch = self.task.recipe.batch
         inputs = self.task.inputs(batch) if number < 0 else self._hidden(batch, number)
         part = Frozen(self.submodels.pattern(submodel), number)
-        return predict(part, inputs, training=False).peak
+        device = torch.device(self.task.predicted_for)
+        return predict(part, inputs, training=False, device=device).peak
 
     # ---- the device
 
