@@ -18,6 +18,7 @@ from sizewise.errors import ConfigError
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, FleetConfig
 from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.steps import precision
 from sizewise.steps.recipe import Recipe
 from sizewise.torch_tools import placement
 from sizewise.training.task import ModelConfig, Task
@@ -131,6 +132,8 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> Task:
     """Return what every process of a run knows; before there is a fleet, of unlimited devices."""
+    device = placement.find(config.engine.device)
+    precision.check(config.recipe.precision, device)
     return Task(
         model=config.model,
         recipe=config.recipe,
@@ -146,7 +149,7 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         target=dataset.target,
         metric=dataset.metric,
         silos=dataset.silos,
-        device=str(placement.find(config.engine.device)),
+        device=str(device),
         models=tuple(dict.fromkeys(g.model for g in config.fleet.group if g.model is not None)),
     )
 

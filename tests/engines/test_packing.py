@@ -111,7 +111,7 @@ def test_too_little_memory_is_a_smaller_packing(
 
 def test_what_does_not_fit_alone_is_said(pool: PoolEngine, ledger: Path, tmp_path: Path) -> None:
     second_device.start_counting(ledger, limit=30_000_000)
-    with pytest.raises(EngineError, match="training the .* model takes .* bytes on second:0"):
+    with pytest.raises(EngineError, match=r"training the .* model takes .* bytes on second:0"):
         run(config_of("30MB"), tmp_path / "refused", pool)
     with pytest.raises(EngineError, match="out of memory with a single device in training"):
         run(config_of("100MB"), tmp_path / "alone", pool)

@@ -34,6 +34,7 @@ def possible(method: Method, plan: Plan, shards: Sequence[Shard]) -> bool:
         type(method).train is Method.train
         and len(plan.stages) == 1
         and stage.levers == NONE
+        and task.recipe.precision == "float32"
         and len({len(shard) for shard in shards}) == 1
         and all(method.loss(plan.submodel, stage, shard) is cross_entropy for shard in shards)
         and (task.recipe.augment == "none" or task.recipe.augment_once)

@@ -52,13 +52,13 @@ class Costs:
 
     def of(self, module: nn.Module, submodel: Submodel, stage: TrainingStage) -> Cost:
         """Return what one step of a stage takes on a model that is not kept, such as a sketch."""
-        recipe = self.task.recipe
+        recipe, device = self.task.recipe, torch.device(self.task.predicted_for)
         return prediction.cost(
             module,
             *self._example(submodel, stage, recipe.batch),
-            step=loop.make_step(recipe, self._loss(submodel, stage), stage.levers),
+            step=loop.make_step(recipe, self._loss(submodel, stage), stage.levers, device),
             anchored=recipe.proximal > 0,
             optimizer=partial(make_optimizer, recipe, lr=stage.lr, levers=stage.levers),
             trainable=stage.trainable,
-            device=torch.device(self.task.predicted_for),
+            device=device,
         )

@@ -18,6 +18,7 @@ from sizewise.exchange.view import Tensors
 from sizewise.memory.meter import Meter
 from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
+from sizewise.steps.precision import scaler
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import Loss, cross_entropy, rest, training_step
 from sizewise.torch_tools.placement import HOST, device_of, moved
@@ -111,9 +112,14 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
     return trainable is None or any(f"{name}.".startswith(f"{prefix}.") for prefix in trainable)
 
 
-def make_step(recipe: Recipe, loss: Loss, levers: Levers = NONE) -> Callable[..., Tensor]:
+def make_step(
+    recipe: Recipe, loss: Loss, levers: Levers = NONE, device: torch.device = HOST
+) -> Callable[..., Tensor]:
     """Return the training step of a recipe; the same one is trained, metered and predicted."""
     step = partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
+    if recipe.precision != "float32":
+        scales = scaler(recipe.precision, device)
+        step = partial(step, precision=recipe.precision, scaler=scales)
     return step if levers == NONE else partial(step, levers=levers)
 
 
@@ -178,7 +184,7 @@ def fit(
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
         anchors = [origin[name].detach().to(device, copy=True) for name in learning]
-    step = make_step(recipe, loss, stage.levers)
+    step = make_step(recipe, loss, stage.levers, device)
     steps, total, settled = 0, torch.zeros((), device=device), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)

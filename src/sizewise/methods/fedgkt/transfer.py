@@ -57,7 +57,7 @@ class Gathered:
         return torch.zeros_like(self.logits)
 
     def _note(self, rows: Tensor, logits: Tensor) -> None:
-        self.answers.index_copy_(0, rows, logits.to(self.answers.device))
+        self.answers.index_copy_(0, rows, logits.to(self.answers))
 
     def __len__(self) -> int:
         return len(self.labels)
