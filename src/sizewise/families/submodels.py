@@ -18,6 +18,7 @@ from sizewise.exchange.plan import Plan, Submodel
 from sizewise.exchange.state import State
 from sizewise.exchange.view import View, cut, whole
 from sizewise.surgery import norms
+from sizewise.torch_tools.layout import laid_out
 from sizewise.torch_tools.remaking import clone, remade
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
@@ -96,7 +97,7 @@ class Submodels:
         key = submodel.shape_key
         if key not in self._copies:
             pattern = self._patterns.get(key)
-            fresh = self.build(key) if pattern is None else remade(pattern, clone)
+            fresh = self._built(key) if pattern is None else remade(pattern, clone)
             self._copies[key] = WorkingCopy(fresh, torch.device(self.task.device))
         return self._copies[key]
 
@@ -107,8 +108,11 @@ class Submodels:
         """
         key = submodel.shape_key
         if key not in self._patterns:
-            self._patterns[key] = self.build(key)
+            self._patterns[key] = self._built(key)
         return self._patterns[key]
+
+    def _built(self, submodel: Submodel) -> nn.Module:
+        return laid_out(self.build(submodel), self.task.layout)
 
     def module(self, submodel: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""

@@ -85,8 +85,8 @@ def moved(tree: T, device: torch.device) -> T:
 
 
 def taken_out(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor in host memory, without history."""
-    return tensor.detach().to(HOST, copy=True)
+    """Return a copy of a tensor in host memory, without history, in the usual layout."""
+    return tensor.detach().to(HOST, copy=True).contiguous()
 
 
 def placed(module: nn.Module, device: torch.device) -> nn.Module:

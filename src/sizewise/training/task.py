@@ -21,6 +21,7 @@ from sizewise.steps.recipe import Recipe
 from sizewise.surgery import norms
 from sizewise.surgery.anatomy import Anatomy, anatomy, hidden_shapes
 from sizewise.torch_tools import placement
+from sizewise.torch_tools.layout import Layout
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -64,6 +65,7 @@ class Task:
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
         device: Where models train and are evaluated; see `torch_tools.placement`.
+        layout: How images lie in memory; see `torch_tools.layout`.
         predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
     """
 
@@ -83,6 +85,7 @@ class Task:
     silos: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     device: str = "cpu"
+    layout: Layout = "contiguous"
     predicted_for: str = "cpu"
 
     def inputs(self, batch: int) -> Tensor:
