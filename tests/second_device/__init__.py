@@ -68,6 +68,10 @@ def load() -> None:
     """Make the device known to torch, in this process."""
     if hasattr(torch, NAME):
         return
+    # Autograd starts a thread for each device that it knows of at its first use, and a process that
+    # has one may abort when it ends. So it is used now, and goes backward in the calling thread.
+    torch.zeros((), requires_grad=True).square().backward()
+    torch.autograd.set_multithreading_enabled(False)
     torch.ops.load_library(library())
     torch.utils.rename_privateuse1_backend(NAME)
     module = ModuleType(f"torch.{NAME}")
