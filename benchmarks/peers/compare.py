@@ -44,6 +44,9 @@ PEERS = {
     "sizewise-together": Peer(
         "sizewise, 1 worker, together = 64", "sizewise", "sizewise_together.py", 1
     ),
+    "sizewise-last": Peer(
+        "sizewise, 1 worker, channels last", "sizewise", "sizewise_channels_last.py", 1
+    ),
     "flower": Peer("Flower simulation, 2 actors", "flower", "flower_run.py", 2),
     "pfl-1": Peer("pfl, 1 process", "pfl", "pfl_run.py", 1),
     "pfl-2": Peer("pfl, 2 processes", "pfl", "pfl_run.py", 2),

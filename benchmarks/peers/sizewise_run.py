@@ -32,7 +32,9 @@ def make_dataset(workload: work.Workload) -> Dataset:
     )
 
 
-def make_config(workload: work.Workload, workers: int, together: int = 0) -> Config:
+def make_config(
+    workload: work.Workload, workers: int, together: int = 0, layout: str = "contiguous"
+) -> Config:
     """Return the sizewise config of a workload; what is not named here is at its default."""
     model: dict[str, object] = {"name": workload.model}
     if workload.model == "mlp":
@@ -51,16 +53,16 @@ def make_config(workload: work.Workload, workers: int, together: int = 0) -> Con
                 "batch": workload.batch,
                 "eval_every": workload.rounds,
             },
-            "engine": {"workers": workers, "together": together},
+            "engine": {"workers": workers, "together": together, "layout": layout},
         }
     )
 
 
-def main(together: int = 0) -> None:
+def main(together: int = 0, layout: str = "contiguous") -> None:
     """Run one workload and print its report."""
     given = work.arguments("sizewise")
     workload, report = given.workload, work.Report()
-    config = make_config(workload, given.workers, together)
+    config = make_config(workload, given.workers, together, layout)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         lines: list[dict[str, object]] = []

@@ -270,6 +270,23 @@ def list_names(
         print(f"{name:<{width}}  {description}")
 
 
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Try this machine's devices: a tiny run on each, and predicted bytes against real ones."""
+    from sizewise.common.structure import plain
+    from sizewise.runs import doctor as doctors
+
+    found = []
+    for finding in doctors.examine():
+        found.append(finding)
+        if not as_json:
+            print(finding, flush=True)
+    if as_json:
+        print(json.dumps([plain(finding) for finding in found]))
+    if any(finding.trouble for finding in found):
+        raise typer.Exit(1)
+
+
 @flower.command(name="new")
 def flower_new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the app.")],

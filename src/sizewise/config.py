@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from sizewise import methods
-from sizewise.common.structure import build, plain
+from sizewise.common.structure import Bytes, build, plain
 from sizewise.data.config import DataConfig
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, FleetConfig
 from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.steps import precision
 from sizewise.steps.recipe import Recipe
+from sizewise.torch_tools import placement
+from sizewise.torch_tools.layout import Layout
 from sizewise.training.task import ModelConfig, Task
 
 
@@ -36,6 +39,13 @@ class EngineConfig:
             at most one round more. Writing a large model can take longer than training it.
         together: Most devices that train in one batched call, where plans are alike; 0: each alone.
             Faster for tiny models only; the last bits of results differ.
+        device: Where devices train and models are evaluated: "cpu", "auto" (the accelerator of the
+            machine, if it has one), or one such as "cuda", "cuda:1", "mps" or "xpu"; see
+            docs/accelerators.md.
+        device_memory: Bytes of each accelerator that devices in training may take together; as many
+            of the `workers` are at work at once as fit. Default: what is free at the start.
+        layout: How images lie in memory: "channels_last" makes most convolutions faster on CPUs and
+            GPUs, and changes the last bits of results.
         flower: Whom a server waits for when devices are machines of their own.
     """
 
@@ -43,6 +53,9 @@ class EngineConfig:
     enforce: bool = False
     save_every: int = 1
     together: int = 0
+    device: str = "cpu"
+    device_memory: Bytes | None = None
+    layout: Layout = "contiguous"
     flower: RoundPolicy = field(default_factory=RoundPolicy)
 
     def __post_init__(self) -> None:
@@ -153,6 +166,8 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> Task:
     """Return what every process of a run knows; before there is a fleet, of unlimited devices."""
+    device = placement.find(config.engine.device)
+    precision.check(config.recipe.precision, device)
     return Task(
         model=config.model,
         recipe=config.recipe,
@@ -168,6 +183,8 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         target=dataset.target,
         metric=dataset.metric,
         silos=dataset.silos,
+        device=str(device),
+        layout=config.engine.layout,
         models=tuple(dict.fromkeys(g.model for g in config.fleet.group if g.model is not None)),
     )
 

@@ -42,11 +42,14 @@ def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
 
     For code that offers no generator argument: weight initialisation and dropout.
     """
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else torch.get_device_module(accelerator)
     # torch.manual_seed would note a stack trace for every GPU that is not in use, each time.
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpus = range(torch.cuda.device_count()) if in_use else ()
-    with torch.random.fork_rng(devices=gpus):
+    if module is not None and not getattr(module, "is_initialized", lambda: True)():
+        module = None
+    several = hasattr(module, "manual_seed_all")  # Apple's has one generator, and cannot fork it.
+    with torch.random.fork_rng(devices=range(torch.accelerator.device_count()) if several else ()):
         torch.default_generator.manual_seed(derive(seed, *purpose))
-        if gpus:
-            torch.cuda.manual_seed_all(derive(seed, *purpose))
+        if module is not None:
+            (module.manual_seed_all if several else module.manual_seed)(derive(seed, *purpose))
         yield

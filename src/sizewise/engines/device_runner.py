@@ -111,6 +111,7 @@ class DeviceRunner:
     def work(self, plan: Plan, tensors: Tensors, device_state: Tensors) -> Update | Refusal:
         """Do a device's work for one round, given what it received and what it remembers."""
         shard = self._shard(plan.device)
+        self.method.submodels.release(plan.submodel)
         start = time.perf_counter()
         try:
             if len(shard) == 0:
@@ -124,6 +125,18 @@ class DeviceRunner:
                 raise
             return refusal(plan, f"it cannot train on a single sample: {error}")
         return _judged(replace(update, seconds=time.perf_counter() - start))
+
+    def rest(self) -> None:
+        """Give back what this process holds of an accelerator, so that others can use it."""
+        self.method.submodels.release()
+        if self.method.task.device != "cpu":
+            torch.accelerator.empty_cache()
+
+    def free_memory(self) -> int:
+        """Return the bytes that the accelerator of this process has left."""
+        device = self.method.task.device
+        torch.zeros((), device=device)  # From now on, this process takes its share for being there.
+        return int(torch.accelerator.get_memory_info(device)[0])
 
     def evaluate(
         self,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sizewise.engines import Outcome
 from sizewise.engines.device_runner import DeviceRunner
+from sizewise.errors import EngineError
 from sizewise.exchange.plan import Plan, portions
 from sizewise.exchange.state import State
 from sizewise.training import evaluation
@@ -26,7 +27,14 @@ class LocalEngine:
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
         for portion in portions(plans, lambda plan: self.runner.together):
-            yield from self.runner.train_all(state, portion, [None] * len(portion))
+            try:
+                yield from self.runner.train_all(state, portion, [None] * len(portion))
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"{self.runner.method.task.device} is out of memory with a single device in "
+                    f"training ({error}); lower recipe.batch, set recipe.levers to 'auto', or end "
+                    f"what else uses it, and go on with `sizewise resume`"
+                ) from None
 
     def evaluate(self, state: State) -> dict[str, Score]:
         """Score every deployed model on the test set."""

@@ -8,6 +8,7 @@ number of workers.
 """
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -19,12 +20,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sizewise.common.structure import plain
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.engines import Outcome
+from sizewise.engines.packing import Accelerator, Needs
 from sizewise.engines.shared_tensors import SharedTensors
 from sizewise.engines.worker import main as become_workers
 from sizewise.errors import EngineError
@@ -33,8 +36,11 @@ from sizewise.exchange.plan import Plan, Refusal, Update, portions
 from sizewise.exchange.state import State
 from sizewise.exchange.view import view_in_bytes
 from sizewise.families.base import Method
+from sizewise.torch_tools.placement import HOST
 from sizewise.training import evaluation
 from sizewise.training.evaluation import Score
+
+log = logging.getLogger(__name__)
 
 REORDER_WINDOW = 2
 """Portions per worker that may wait for an earlier, slower one."""
@@ -48,6 +54,7 @@ PORTIONS = 8
 
 @dataclass(frozen=True)
 class _Worker:
+    number: int
     connection: Connection
     inbox: SharedTensors
     outbox: SharedTensors
@@ -71,6 +78,12 @@ class _Worker:
 _DIED = (
     "a worker process died: killed for lack of memory, or crashed in native code; try fewer "
     "engine.workers (1 shows a crash as it happens) and go on with `sizewise resume`"
+)
+
+
+_NO_ROOM = (
+    "an accelerator is out of memory in an evaluation; lower recipe.eval_batch or "
+    "engine.device_memory, and go on with `sizewise resume`"
 )
 
 
@@ -110,13 +123,19 @@ class PoolEngine:
 
     validates = True
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, devices: Sequence[torch.device] = (HOST,)) -> None:
+        """Start processes, which take turns at the devices."""
+        self._devices = devices
+        self._needs: Needs | None = None
         self._state, self._data = SharedTensors(), SharedTensors()
         self._published: State | None = None
         self._together = 0
         pipes = [socket.socketpair() for _ in range(workers)]
         ours = [Connection(own.detach()) for own, _ in pipes]
-        self._workers = [_Worker(own, SharedTensors(), SharedTensors()) for own in ours]
+        self._workers = [
+            _Worker(number, own, SharedTensors(), SharedTensors())
+            for number, own in enumerate(ours)
+        ]
         inboxes = [worker.inbox for worker in self._workers]
         outboxes = [worker.outbox for worker in self._workers]
         self._arenas = [self._state, self._data, *inboxes, *outboxes]
@@ -124,7 +143,8 @@ class PoolEngine:
         inherited += [theirs.fileno() for _, theirs in pipes]
         # A group of their own: Ctrl-C reaches this process only, which then ends them all.
         self._process: subprocess.Popen[bytes] | _Forked
-        if _may_fork():
+        # An accelerator that this process has looked at is of no use to a copy of it.
+        if HOST in devices and _may_fork():
             self._process = _Forked(inherited, ours)
         else:
             self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
@@ -154,7 +174,28 @@ class PoolEngine:
             "dataset": facts,
             "partition": partition,
         }
-        self._tell({"open": message})
+        for worker in self._workers:
+            worker.send({"open": {**message, "device": str(self._device_of(worker))}})
+        self._needs = None
+        if HOST not in self._devices:
+            self._needs = Needs(config, method, self._devices[0])
+            self._accelerators = self._measured(config.engine.device_memory)
+
+    def _device_of(self, worker: _Worker) -> torch.device:
+        return self._devices[worker.number % len(self._devices)]
+
+    def _measured(self, size: int | None) -> dict[torch.device, Accelerator]:
+        """Return the accelerators, of so many bytes each; default: what is free."""
+        free: dict[torch.device, int] = {}
+        for worker in self._workers if size is None else ():
+            worker.send({"free": {}})
+            # One after the other: each takes its share for being there.
+            free[self._device_of(worker)] = worker.receive()["free"]
+        return {device: Accelerator(device, size or free[device]) for device in free or self._used}
+
+    @property
+    def _used(self) -> list[torch.device]:
+        return list(dict.fromkeys(map(self._device_of, self._workers)))
 
     def _tell(self, message: dict[str, Any]) -> None:
         for worker in self._workers:
@@ -181,29 +222,68 @@ class PoolEngine:
             return min(usual, PORTION_BYTES // max(size, 1))
 
         parts = portions(plans, most)
+        needs = self._needs_of(parts)
         idle, busy = list(self._workers), dict[object, tuple[_Worker, int]]()
         waiting: dict[int, list[Outcome]] = {}
-        sent = given = 0
+        pending, given = list(range(len(parts))), 0
         try:
             while given < len(parts):
                 window = given + REORDER_WINDOW * len(self._workers)
-                while idle and sent < min(len(parts), window):
-                    worker = idle.pop()
-                    self._hand_out(worker, parts[sent], state)
-                    busy[worker.connection] = (worker, sent)
-                    sent += 1
+                for worker in idle.copy():
+                    number = self._next(worker, pending, window, needs)
+                    if number is not None:
+                        self._hand_out(worker, parts[number], state)
+                        busy[worker.connection] = (worker, number)
+                        pending.remove(number)
+                        idle.remove(worker)
                 if given in waiting:
                     yield from waiting.pop(given)
                     given += 1
                     continue
                 for connection in wait([worker.connection for worker, _ in busy.values()]):
                     worker, number = busy.pop(connection)
-                    waiting[number] = _outcomes(worker, parts[number])
+                    outcomes = self._received(worker, parts[number])
+                    if outcomes is None:
+                        pending.insert(0, number)
+                    else:
+                        waiting[number] = outcomes
                     idle.append(worker)
         finally:
             # After an interrupt, answers must not be taken for those to later questions.
-            for worker, _ in busy.values():
-                worker.receive()
+            for worker, number in busy.values():
+                self._received(worker, parts[number])
+
+    def _needs_of(self, parts: Sequence[Sequence[Plan]]) -> list[int]:
+        """Return the bytes that portions of plans need on an accelerator; none in host memory."""
+        if self._needs is None:
+            return []
+        size = min(accelerator.size for accelerator in self._accelerators.values())
+        found = [self._needs.training(part, size) for part in parts]
+        torch.accelerator.empty_cache()  # Kernels were asked what they take, on this very device.
+        return found
+
+    def _next(
+        self, worker: _Worker, pending: Sequence[int], window: int, needs: Sequence[int]
+    ) -> int | None:
+        """Return the next portion for a worker: the first that fits; keep its bytes for it."""
+        if not needs:
+            return pending[0] if pending and pending[0] < window else None
+        accelerator = self._accelerators[self._device_of(worker)]
+        for number in pending:
+            if number < window and accelerator.fits(needs[number]):
+                accelerator.promise(worker.number, needs[number])
+                return number
+        return None
+
+    def _received(self, worker: _Worker, plans: Sequence[Plan]) -> list[Outcome] | None:
+        """Return what a worker's devices sent back; None if it ran out of memory."""
+        reply = worker.receive()
+        if self._needs is not None:
+            accelerator = self._accelerators[self._device_of(worker)]
+            if "out_of_memory" in reply:
+                accelerator.ran_out(worker.number)
+            accelerator.done(worker.number)
+        return None if "out_of_memory" in reply else _outcomes(worker, plans, reply)
 
     def _hand_out(self, worker: _Worker, plans: Sequence[Plan], state: State) -> None:
         payloads = {
@@ -225,18 +305,40 @@ class PoolEngine:
     def _evaluate(self, state: State, rows: Mapping[str, Tensor | None]) -> dict[str, Score]:
         """Score models on some rows each, or on the test set, batches shared among the workers."""
         self._publish(state)
-        sizes = {}
-        for size, own in rows.items():
-            samples = self._samples if own is None else len(own)
-            count = evaluation.batch_count(samples, self._method.task.recipe.eval_batch)
-            for number, worker in enumerate(self._workers):
-                first, last = (count * i // len(self._workers) for i in (number, number + 1))
-                chosen = {"size": size, "batches": list(range(first, last))}
-                given = {} if own is None else {"rows": own}
-                worker.send({"evaluate": {**chosen, "layout": worker.inbox.write(given)}})
-            replies = [worker.receive()["scores"] for worker in self._workers]
-            sizes[size] = evaluation.total([Score(**s) for reply in replies for s in reply])
-        return sizes
+        return {
+            size: evaluation.total(self._scores(size, own, self._evaluators(state, size)))
+            for size, own in rows.items()
+        }
+
+    def _scores(self, size: str, rows: Tensor | None, chosen: Sequence[_Worker]) -> list[Score]:
+        """Return the scores of a model on some rows, or the test set, from workers that share."""
+        samples = self._samples if rows is None else len(rows)
+        count = evaluation.batch_count(samples, self._method.task.recipe.eval_batch)
+        for place, worker in enumerate(chosen):
+            share = range(count * place // len(chosen), count * (place + 1) // len(chosen))
+            layout = worker.inbox.write({} if rows is None else {"rows": rows})
+            content = {"size": size, "batches": list(share), "layout": layout}
+            worker.send({"evaluate": content})
+        replies = [worker.receive() for worker in chosen]
+        if not any("out_of_memory" in reply for reply in replies):
+            return [Score(**score) for reply in replies for score in reply["scores"]]
+        if len(chosen) == 1:
+            raise EngineError(_NO_ROOM)
+        fewer = chosen[: len(chosen) // 2]
+        log.warning("out of memory: %d workers evaluate, not %d", len(fewer), len(chosen))
+        return self._scores(size, rows, fewer)
+
+    def _evaluators(self, state: State, size: str) -> list[_Worker]:
+        """Return the workers that have room to evaluate a model at the same time."""
+        if self._needs is None:
+            return self._workers
+        chosen: list[_Worker] = []
+        for device, accelerator in self._accelerators.items():
+            need = self._needs.evaluation(state, size, accelerator.size)
+            here = [worker for worker in self._workers if self._device_of(worker) == device]
+            chosen += here[: max(1, accelerator.room // max(need, 1))]
+        torch.accelerator.empty_cache()
+        return chosen
 
     def close(self) -> None:
         """End the workers at once, whatever they are doing: nothing of theirs is lost."""
@@ -248,8 +350,7 @@ class PoolEngine:
             arena.close()
 
 
-def _outcomes(worker: _Worker, plans: Sequence[Plan]) -> list[Outcome]:
-    reply = worker.receive()
+def _outcomes(worker: _Worker, plans: Sequence[Plan], reply: dict[str, Any]) -> list[Outcome]:
     kinds = ("tensors", "device_state", "sample_payload")
     parts: list[dict[str, dict[str, Tensor]]] = [{kind: {} for kind in kinds} for _ in plans]
     for path, tensor in worker.outbox.read(reply["layout"]).items():

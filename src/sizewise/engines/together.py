@@ -19,6 +19,7 @@ from sizewise.families.base import Method
 from sizewise.steps.levers import NONE
 from sizewise.steps.optimizers import make_optimizer
 from sizewise.steps.step import compare, cross_entropy
+from sizewise.torch_tools.placement import device_of, moved, taken_out
 from sizewise.training.loop import Shard, stream
 
 
@@ -33,6 +34,7 @@ def possible(method: Method, plan: Plan, shards: Sequence[Shard]) -> bool:
         type(method).train is Method.train
         and len(plan.stages) == 1
         and stage.levers == NONE
+        and task.recipe.precision == "float32"
         and len({len(shard) for shard in shards}) == 1
         and all(method.loss(plan.submodel, stage, shard) is cross_entropy for shard in shards)
         and (task.recipe.augment == "none" or task.recipe.augment_once)
@@ -58,7 +60,9 @@ def fit(
     module, stage = copy.load(tensors), copy.actual(plan.stages[0])
     copy.ready(stage)
     names = copy.trained_names([stage])
-    start = {name: tensors[name].expand(count, *tensors[name].shape) for name in names}
+    device = device_of(module)
+    received = {name: moved(tensors[name], device) for name in names}
+    start = {name: tensor.expand(count, *tensor.shape) for name, tensor in received.items()}
     weights = {name: nn.Parameter(tensor.clone()) for name, tensor in start.items()}
     optimizer = make_optimizer(recipe, list(weights.values()), stage.lr)
 
@@ -66,7 +70,7 @@ def fit(
         return compare(functional_call(module, dict(weights), (inputs,)), targets)
 
     step = vmap(grad_and_value(loss))
-    seed, total, steps = method.task.seed, torch.zeros(count), 0
+    seed, total, steps = method.task.seed, torch.zeros(count, device=device), 0
     orders = [
         partial(
             shard.orders,
@@ -81,10 +85,10 @@ def fit(
         *(stream(stage, recipe, one_pass, len(first)) for one_pass in orders), strict=True
     ):
         rows = torch.stack(chosen)  # (devices, batch)
-        inputs = first.transform(first.inputs[rows.flatten()], None)
+        inputs = moved(first.transform(first.inputs[rows.flatten()], None), device)
         inputs = inputs.reshape(*rows.shape, *inputs.shape[1:])
         held = {name: weight.detach() for name, weight in weights.items()}
-        gradients, values = step(held, inputs, first.labels[rows])
+        gradients, values = step(held, inputs, moved(first.labels[rows], device))
         for name, weight in weights.items():
             weight.grad = gradients[name]
             if recipe.proximal:
@@ -93,7 +97,8 @@ def fit(
         total += values
         steps += 1
     peak = method.trainer.known_peak(plan, first)
-    trained = [{n: w.detach()[number] for n, w in weights.items()} for number in range(count)]
+    ends = {name: taken_out(weight) for name, weight in weights.items()}
+    trained = [{name: end[number] for name, end in ends.items()} for number in range(count)]
     losses = (total / max(steps, 1)).tolist()
     return [
         Update(plan, own, len(first), steps, value, peak)

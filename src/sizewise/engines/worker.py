@@ -4,6 +4,7 @@ The arguments are inherited descriptors. This process imports what training need
 each further worker, and then each of them answers messages until its pipe closes.
 """
 
+import gc
 import json
 import os
 import select
@@ -46,7 +47,15 @@ class Worker:
         """Do what a message asks for; None when no reply is expected."""
         ((kind, content),) = message.items()
         if kind in ("train", "evaluate"):
-            return self._train(content) if kind == "train" else self._evaluate(content)
+            try:
+                return self._train(content) if kind == "train" else self._evaluate(content)
+            except torch.OutOfMemoryError:
+                pass  # Not here: what ran out would stay alive with the error.
+            gc.collect()
+            self._runner.rest()
+            return {"out_of_memory": True}
+        if kind == "free":
+            return {"free": self._runner.free_memory()}
         if kind == "open":
             self._open(content)
         else:
@@ -66,6 +75,7 @@ class Worker:
             budgets=tuple(content["budgets"]),
             ratios=tuple(content["ratios"]),
             devices=content["devices"],
+            device=content["device"],
         )
         method = configs.make_method(config, task)
         partition = load_partition(content["partition"])
@@ -94,11 +104,13 @@ class Worker:
             for kind in ("tensors", "device_state", "sample_payload"):
                 for name, tensor in getattr(outcome, kind).items():
                     tensors[f"{number}/{kind}/{name}"] = tensor
+        self._runner.rest()
         return {"layout": self._outbox.write(tensors), "facts": facts}
 
     def _evaluate(self, content: Message) -> Message:
         rows = self._inbox.read(content["layout"]).get("rows")
         scores = self._runner.evaluate(self._state, content["size"], content["batches"], rows)
+        self._runner.rest()
         return {"scores": plain(scores)}
 
 

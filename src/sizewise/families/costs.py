@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from sizewise.exchange.plan import Submodel, TrainingStage, Work
@@ -51,12 +52,13 @@ class Costs:
 
     def of(self, module: nn.Module, submodel: Submodel, stage: TrainingStage) -> Cost:
         """Return what one step of a stage takes on a model that is not kept, such as a sketch."""
-        recipe = self.task.recipe
+        recipe, device = self.task.recipe, torch.device(self.task.predicted_for)
         return prediction.cost(
             module,
             *self._example(submodel, stage, recipe.batch),
-            step=loop.make_step(recipe, self._loss(submodel, stage), stage.levers),
+            step=loop.make_step(recipe, self._loss(submodel, stage), stage.levers, device),
             anchored=recipe.proximal > 0,
             optimizer=partial(make_optimizer, recipe, lr=stage.lr, levers=stage.levers),
             trainable=stage.trainable,
+            device=device,
         )

@@ -34,7 +34,8 @@ class Blur:
             raise ConfigError(f"method.noise must not be negative, not {self.noise}")
 
     def blur(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Return rows (n, ...) of samples as they may be shared."""
+        """Return rows (n, ...) of samples as they may be shared, in host memory."""
+        rows = rows.cpu().float()
         if self.clip is not None:
             lengths = rows.flatten(1).norm(dim=1).clamp(min=self.clip)
             rows = rows * (self.clip / lengths).reshape(-1, *[1] * (rows.ndim - 1))

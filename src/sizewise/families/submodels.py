@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sizewise.common.widths import named
@@ -17,6 +18,7 @@ from sizewise.exchange.plan import Plan, Submodel
 from sizewise.exchange.state import State
 from sizewise.exchange.view import View, cut, whole
 from sizewise.surgery import norms
+from sizewise.torch_tools.layout import laid_out
 from sizewise.torch_tools.remaking import clone, remade
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
@@ -95,8 +97,8 @@ class Submodels:
         key = submodel.shape_key
         if key not in self._copies:
             pattern = self._patterns.get(key)
-            fresh = self.build(key) if pattern is None else remade(pattern, clone)
-            self._copies[key] = WorkingCopy(fresh)
+            fresh = self._built(key) if pattern is None else remade(pattern, clone)
+            self._copies[key] = WorkingCopy(fresh, torch.device(self.task.device))
         return self._copies[key]
 
     def pattern(self, submodel: Submodel) -> nn.Module:
@@ -106,12 +108,21 @@ class Submodels:
         """
         key = submodel.shape_key
         if key not in self._patterns:
-            self._patterns[key] = self.build(key)
+            self._patterns[key] = self._built(key)
         return self._patterns[key]
+
+    def _built(self, submodel: Submodel) -> nn.Module:
+        return laid_out(self.build(submodel), self.task.layout)
 
     def module(self, submodel: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
         return self.copy(submodel).module
+
+    def release(self, kept: Submodel | None = None) -> None:
+        """Take working copies off the device, all but those of one submodel's shapes."""
+        for key, copy in self._copies.items():
+            if kept is None or key != kept.shape_key:
+                copy.release()
 
     def filled(self, submodel: Submodel, state: State) -> nn.Module:
         """Return the working copy of a submodel with the server's tensors in it."""

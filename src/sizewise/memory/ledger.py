@@ -14,6 +14,7 @@ from torch import Tensor
 from sizewise.memory import flops, scratch
 from sizewise.memory.meter import Meter, Trackable, tensors_of
 from sizewise.torch_tools.hollow import follow, room_of
+from sizewise.torch_tools.placement import HOST
 
 PROCESS_BASE = 1_000_000
 """Bytes of a process besides tensors and kernels: autograd's nodes, Python objects."""
@@ -73,8 +74,9 @@ class Ledger(Meter):
         flops: Floating-point operations so far.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: torch.device = HOST) -> None:
+        """Begin to count; on the host whatever there is, else what is on the device."""
+        super().__init__(device=None if device == HOST else device)
         self.clock = self.flops = 0
         self.optimizer_moments: list[tuple[int, int, int | None]] = []
         self._lives: list[_Life] = []
@@ -82,14 +84,15 @@ class Ledger(Meter):
         self._peak_moment = 0
         self._backward = -1
         self._with_scratch = 0
-        self._not_known_for = scratch.unknown_cpu()
+        self._not_known_for = scratch.unknown_cpu() if device == HOST else str(device)
         self._compiled: dict[object, int] = {}
 
     def record(self, label: str, things: Trackable) -> None:
         """Say what tensors are for."""
         self.track(things)
         for tensor in tensors_of(things):
-            self._alive[room_of(tensor)._cdata].label = label
+            if self.device is None or tensor.device == self.device:
+                self._alive[room_of(tensor)._cdata].label = label
 
     def note_step(self, number: int | None = None) -> None:
         """Say that the optimiser moves one parameter now, by its number, or all of them."""

@@ -21,6 +21,7 @@ from sizewise.errors import SizewiseError
 from sizewise.steps.optimizers import Optimizer
 from sizewise.torch_tools.dispatch import DispatchMode
 from sizewise.torch_tools.hollow import room_of
+from sizewise.torch_tools.placement import BLOCKS
 from sizewise.torch_tools.remaking import plain_tensors
 
 Trackable = Tensor | nn.Module | Optimizer | Iterable[Any]
@@ -64,13 +65,15 @@ class Meter(DispatchMode):
 
     Attributes:
         budget: Raise `OutOfBudget` as soon as more bytes than this are live.
+        device: Count what is on this device only; None: whatever there is.
         live: Bytes live now.
         peak: The most bytes that were ever live.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
+    def __init__(self, budget: int | None = None, device: torch.device | None = None) -> None:
         super().__init__()
-        self.budget = budget
+        self.budget, self.device = budget, device
+        self._block = 1 if device is None else BLOCKS.get(device.type, 1)
         self.live = 0
         self.peak = 0
         self._known: dict[int, tuple[int, ref[Any]]] = {}
@@ -121,8 +124,10 @@ class Meter(DispatchMode):
     def _count(self, tensor: Tensor, op: object) -> None:
         if tensor.layout is not torch.strided:
             return  # a sparse tensor is made of strided ones, which were counted when made
+        if self.device is not None and tensor.device != self.device:
+            return
         storage = room_of(tensor)
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, -(-storage.nbytes() // self._block) * self._block
         known, weak = self._known.get(key, (0, None))
         if weak is not None and known == size:
             return

@@ -28,6 +28,7 @@ from sizewise.steps.optimizers import Optimizer, Sgd
 from sizewise.steps.step import rest, training_step
 from sizewise.torch_tools.failures import blame
 from sizewise.torch_tools.hollow import Hollow, HollowMode, emptied
+from sizewise.torch_tools.placement import HOST
 from sizewise.torch_tools.remaking import as_parameter, plain_tensors, remade
 
 __all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
@@ -68,6 +69,7 @@ def cost(
     step: Step = training_step,
     anchored: bool = False,
     training: bool = True,
+    device: torch.device = HOST,
 ) -> Cost:
     """Return what one step takes.
 
@@ -87,6 +89,8 @@ def cost(
         anchored: Whether the step gets a copy of every parameter that learns as a fifth argument,
             for a proximal term.
         training: False gives a forward pass in evaluation mode, without gradients.
+        device: Where it runs: an accelerator of this machine has kernels of its own, and what stays
+            in host memory is not counted.
 
     Raises:
         ModelError: Nothing is trainable, a prefix names no parameter, or the module cannot take a
@@ -95,7 +99,7 @@ def cost(
     try:
         if targets is None:
             targets = torch.empty(len(inputs), dtype=torch.int64, device="meta")
-        spec = _Spec((inputs, targets), optimizer, step, anchored, training)
+        spec = _Spec((inputs, targets), optimizer, step, anchored, training, device)
         learning = learning_names(module, trainable) if training else frozenset()
         return _known(module, learning, spec)
     except (ModelError, ConfigError):
@@ -142,6 +146,7 @@ class _Spec:
     step: Step
     anchored: bool
     training: bool
+    device: torch.device
 
 
 def learning_names(module: nn.Module, prefixes: Collection[str] | None) -> frozenset[str]:
@@ -209,14 +214,16 @@ def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> "_Run"
         # What the CPU kernel of an LSTM keeps for its backward pass, only the real kernel knows.
         if not any(isinstance(layer, nn.LSTM) for layer in module.modules()):
             try:
-                return _simulate(remade(module, emptied), learning, spec, emptied)
+                hollow = partial(emptied, device=spec.device)
+                return _simulate(remade(module, hollow), learning, spec, hollow)
             except ConfigError:
                 raise
             except Exception:  # noqa: S110
                 pass  # it looks at its data; or it cannot run at all, and will say so again now
-        twin = remade(module, _same_data)
+        real = partial(_same_data, device=spec.device)
+        twin = remade(module, real)
         try:
-            return _simulate(twin, learning, spec, _same_data)
+            return _simulate(twin, learning, spec, real)
         except (ModelError, ConfigError):
             raise  # It is a sentence already.
         except Exception as error:
@@ -227,8 +234,10 @@ def _refusal(module: nn.Module, reason: str) -> ModelError:
     return ModelError(f"{type(module).__name__} cannot take a step: {reason}")
 
 
-def _same_data(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
+def _same_data(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.is_meta:
+        return torch.zeros_like(tensor, device=device)
+    return tensor.detach().to(device, copy=True)
 
 
 def _simulate(
@@ -264,7 +273,7 @@ def _step(
     kept: list[Tensor],
 ) -> "_Run":
     """Run a step; `kept` is what the step before left in the module, and is used up."""
-    ledger = Ledger()
+    ledger = Ledger(spec.device)
     ledger.record("parameters", twin)
     ledger.record("batch", batch)
     ledger.record("activations", kept)
@@ -367,20 +376,22 @@ def _optimizer_bytes(make: OptimizerFactory, run: _Run) -> tuple[int, dict[int |
         twins[index].grad = emptied(twins[index])
     optimizer = make(twins)
     if not getattr(optimizer, "one_by_one", False) and not run.alone:
-        state, transient = _steady_bytes(optimizer, twins)
+        state, transient = _steady_bytes(optimizer, twins, run.ledger.device)
         return state, {None: transient}
     # Many have the same shape.
     kinds = [(p.shape, p.stride(), p.dtype, p.grad is not None) for p in twins]
     examples = dict(zip(kinds, twins, strict=True))
-    each = {kind: _steady_bytes(make([p]), [p]) for kind, p in examples.items()}
+    each = {kind: _steady_bytes(make([p]), [p], run.ledger.device) for kind, p in examples.items()}
     transients: dict[int | None, int] = {n: each[kind][1] for n, kind in enumerate(kinds)}
     return sum(each[kind][0] for kind in kinds), {**transients, None: max(transients.values())}
 
 
-def _steady_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[int, int]:
+def _steady_bytes(
+    optimizer: Optimizer, parameters: Sequence[Tensor], device: torch.device | None
+) -> tuple[int, int]:
     with HollowMode():
         optimizer.step()  # the first step creates the state
-        with Meter() as meter:
+        with Meter(device=device) as meter:
             meter.track(optimizer)
             state = meter.live
             meter.track(parameters, [p.grad for p in parameters if p.grad is not None])

@@ -146,6 +146,8 @@ def _description(setting: Setting) -> dict[str, Any]:
 def _prepared(path: Path, dataset: Dataset | None) -> Setting:
     """Return the setting of a run; its data must be what it was started with."""
     chosen = resuming.read(path)
+    # What leaves a run was computed where anybody can: on the host.
+    chosen = replace(chosen, engine=replace(chosen.engine, device="cpu"))
     check_data(chosen.data, dataset)
     provenance.check_tokenizer(path, chosen)
     setting = preparation.prepare(chosen, dataset)

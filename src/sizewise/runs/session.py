@@ -33,6 +33,7 @@ from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
 from sizewise.runs.folder import RunFolder
 from sizewise.runs.preparation import Setting, checked, prepare
+from sizewise.torch_tools import placement
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ def started(
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
     _check_validation(config, engine)
+    if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
+        device = placement.settled(config.engine.device)
+        config = replace(config, engine=replace(config.engine, device=device))
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
@@ -122,7 +126,8 @@ def _engine(config: Config) -> Iterator[PoolEngine | None]:
                 f"file of its own, or set engine.workers to 1"
             )
     workers = config.engine.workers
-    with closing(PoolEngine(workers)) if workers > 1 else nullcontext() as pool:
+    devices = placement.every(config.engine.device)
+    with closing(PoolEngine(workers, devices)) if workers > 1 else nullcontext() as pool:
         yield pool
 
 

@@ -23,7 +23,9 @@ def own_head(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """
     flat = targets.flatten()
     places = outputs.shape[-1]
-    own = outputs.flatten(0, -3)[torch.arange(len(flat)), flat.clamp(min=0) // places]
+    own = outputs.flatten(0, -3)[
+        torch.arange(len(flat), device=flat.device), flat.clamp(min=0) // places
+    ]
     return own, torch.where(flat < 0, flat, flat % places)
 
 

@@ -106,7 +106,10 @@ class _Base:
         for name, parameter in zip(names, self.parameters, strict=True):
             if name in known:
                 dtype = torch.bfloat16 if self.half else parameter.dtype
-                own = {k: t if k == "step" else t.to(dtype) for k, t in known[name].items()}
+                own = {
+                    k: t if k == "step" else t.to(parameter.device, dtype)
+                    for k, t in known[name].items()
+                }
                 self._learn(parameter, own)
 
     def _known(self, parameter: Parameter) -> Mapping[str, Tensor]:

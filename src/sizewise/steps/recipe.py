@@ -10,6 +10,7 @@ from typing import Literal
 
 from sizewise.common.structure import Bytes
 from sizewise.errors import ConfigError
+from sizewise.steps.precision import Precision
 
 Lever = Literal[
     "none",
@@ -45,6 +46,9 @@ class Recipe:
         proximal: FedProx's mu: pulls what a device trains towards what it received.
         levers: What may make a step smaller where a device lacks bytes: `auto` is all of them, or a
             list of some; see docs/levers.md.
+        precision: In what the forward pass of a step runs: `bf16` and `fp16` are 16 bits wherever
+            torch's autocast says so, `tf32` is for CUDA devices. Models stay in float32, and are
+            evaluated in it.
         norm: Policy for batch norm; see `norms`.
         weighting: Whether an update counts by its samples or each device counts the same.
         augment: Augmentation of training images by name; see `data.augment`.
@@ -75,6 +79,7 @@ class Recipe:
     clip: float | None = None
     proximal: float = 0.0
     levers: tuple[Lever, ...] = ("none",)
+    precision: Precision = "float32"
     norm: Literal["batch", "sbn", "tracked", "per_width_stats", "per_submodel"] = "batch"
     weighting: Literal["samples", "equal"] = "samples"
     augment: str = "none"

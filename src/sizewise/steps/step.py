@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
@@ -15,6 +16,7 @@ from sizewise.steps.label_sets import own_head
 from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import Optimizer
 from sizewise.steps.parts import IGNORED, Weight, divided, weighed
+from sizewise.steps.precision import Precision, around, computed_in
 from sizewise.torch_tools.checkpointing import checkpointed
 from sizewise.torch_tools.keeping import AsItIs, InHalf
 
@@ -76,7 +78,7 @@ def masked_cross_entropy(
     logits: Tensor = module(inputs)
     shape = logits.shape[targets.ndim :]  # (classes,), or (sets, classes).
     places = shape.numel()
-    chosen = targets.flatten() if classes is None else classes
+    chosen = targets.flatten() if classes is None else classes.to(targets.device)
     # One place more, which is dropped: to leave out what is no class would need to look at it.
     chosen = chosen.where(chosen >= 0, places)
     own = logits.new_zeros(places + 1).index_fill_(0, chosen, 1.0)[:places]
@@ -98,21 +100,24 @@ def rest(module: nn.Module) -> list[bool]:
     return parameters
 
 
-def backpropagate(terms: Tensor | Iterable[Tensor], weight: Weight = None) -> Tensor:
+def backpropagate(
+    terms: Tensor | Iterable[Tensor], weight: Weight = None, scaler: GradScaler | None = None
+) -> Tensor:
     """Add the gradients of a loss, term by term, and return its value, detached.
 
     Args:
         terms: The loss, of a batch or of a part of it.
         weight: The share of the part in the batch; None: it is no part.
+        scaler: What scales the gradients; see `precision`.
     """
     if isinstance(terms, Tensor):
         terms = weighed(terms, weight)
-        terms.backward()  # type: ignore[no-untyped-call]
+        (terms if scaler is None else scaler.scale(terms)).backward()  # type: ignore[no-untyped-call]
         return terms.detach()
     values = []
     for term in terms:
         term = weighed(term, weight)
-        term.backward()  # type: ignore[no-untyped-call]
+        (term if scaler is None else scaler.scale(term)).backward()  # type: ignore[no-untyped-call]
         values.append(term.detach())
         del term  # It would stay alive while the next one is computed.
     return torch.stack(values).sum()
@@ -129,6 +134,8 @@ def training_step(
     clip: float | None = None,
     proximal: float = 0.0,
     levers: Levers = NONE,
+    precision: Precision = "float32",
+    scaler: GradScaler | None = None,
 ) -> Tensor:
     """Take one optimiser step and return the loss, detached.
 
@@ -143,6 +150,8 @@ def training_step(
         clip: Largest global norm of the gradient.
         proximal: FedProx's mu.
         levers: What makes the step smaller; the type of the optimiser's state is its own affair.
+        precision: In what the forward pass runs.
+        scaler: What scales the gradients of fp16, over all steps of a stage.
 
     Raises:
         ConfigError: The levers do not go together with `clip`, the loss or the optimiser.
@@ -155,21 +164,29 @@ def training_step(
     batch = divided(inputs, targets, levers.micro_batch)
     if hasattr(optimizer, "rehearsed"):  # It only looks on, and has seen enough of some parts.
         batch = optimizer.rehearsed(batch)
-    with _keeping_less(module, (inputs, targets), levers):
+    loss = computed_in(precision, loss)
+    with around(precision), _keeping_less(module, (inputs, targets), levers):
         if levers.step_in_backward:
             some, wanted, weight = next(batch)
             _refuse(weight is not None, "needs whole batches, and levers.micro_batch divides them")
             _refuse(clip is not None, "cannot wait for the norm that recipe.clip needs")
             return _moved_backward(loss(module, some, wanted), optimizer, term)
         value = _summed(
-            _added(loss(module, some, wanted), share, parameters) for some, wanted, share in batch
+            _added(loss(module, some, wanted), share, parameters, scaler)
+            for some, wanted, share in batch
         )
+    if scaler is not None:
+        scaler.unscale_(cast(Any, optimizer))
     if term is not None:
         for parameter in parameters:
             term(parameter)
     if clip is not None:
         nn.utils.clip_grad_norm_(parameters, clip)
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(cast(Any, optimizer))
+        scaler.update()
     return value
 
 
@@ -183,16 +200,19 @@ def _summed(values: Iterator[Tensor]) -> Tensor:
 
 
 def _added(
-    terms: Tensor | Iterable[Tensor], weight: Weight, parameters: Sequence[Tensor]
+    terms: Tensor | Iterable[Tensor],
+    weight: Weight,
+    parameters: Sequence[Tensor],
+    scaler: GradScaler | None,
 ) -> Tensor:
     """Add the gradients of a part of a batch to those of the parts before it."""
     if weight is None or isinstance(terms, Tensor):
-        return backpropagate(terms, weight)
+        return backpropagate(terms, weight, scaler)
     # A loss may look at its gradients, or drop them, between its terms: it gets only its own.
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    value = backpropagate(terms, weight)
+    value = backpropagate(terms, weight, scaler)
     for parameter, sofar in zip(parameters, before, strict=True):
         if sofar is not None:
             parameter.grad = sofar if parameter.grad is None else sofar.add_(parameter.grad)

@@ -99,5 +99,5 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         norm.running_var = torch.ones(norm.num_features, device=device)
         norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=device)
     for images in batches:
-        module(images)
+        module(images.to(device))
     return module.eval()

@@ -343,6 +343,10 @@ def _drawing(state: Tensor | None) -> Iterator[None]:
 
 def _autocast() -> list[Any]:
     """Return the automatic precision that is on, to be entered later."""
-    if not torch.is_autocast_enabled("cpu"):
-        return []
-    return [torch.autocast("cpu", dtype=torch.get_autocast_dtype("cpu"))]
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ["cpu", *([] if accelerator is None else [accelerator.type])]
+    return [
+        torch.autocast(kind, dtype=torch.get_autocast_dtype(kind))
+        for kind in kinds
+        if torch.is_autocast_enabled(kind)
+    ]

@@ -4,7 +4,7 @@
     with HollowMode():
         logits = twin(images)
 
-A hollow tensor says that it is on the CPU, so that torch decides as it would for a real one: which
+A hollow tensor says where it would be, so that torch decides as it would for a real one: which
 attention, which norm. What an operation returns depends on shapes, strides and types only, and is
 found out once; see `results`.
 """
@@ -56,7 +56,7 @@ class Hollow(Tensor):
     def __new__(cls, spec: Spec, room: Room | torch.UntypedStorage, offset: int = 0) -> Self:
         """Return a tensor at some place in a room."""
         made: Self = Tensor._make_wrapper_subclass(
-            cls, spec.shape, spec.stride, offset, dtype=spec.dtype, device=_CPU
+            cls, spec.shape, spec.stride, offset, dtype=spec.dtype, device=spec.device
         )
         made.room = room
         return made
@@ -72,17 +72,19 @@ class Hollow(Tensor):
         return f"Hollow({tuple(self.shape)}, {self.dtype})"
 
 
-_CPU = torch.device("cpu")
-
-
 def room_of(tensor: Tensor) -> Room | torch.UntypedStorage:
     """Return what holds a tensor's elements, or would, if it is hollow."""
     return tensor.room if isinstance(tensor, Hollow) else tensor.untyped_storage()
 
 
-def emptied(tensor: Tensor) -> Hollow:
-    """Return a hollow tensor of the same shape, strides and type, in a room of its own."""
+def emptied(tensor: Tensor, device: torch.device | None = None) -> Hollow:
+    """Return a hollow tensor of the same shape, strides and type, in a room of its own.
+
+    It says that it is on the device given; default: that of the tensor, for meta tensors the CPU.
+    """
     spec = describe(tensor)
+    if device is not None:
+        spec = spec._replace(device=device)
     return Hollow(spec, Room(size_of(spec)))
 
 

@@ -38,6 +38,7 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device = _CPU
 
 
 class _Plain(NamedTuple):
@@ -102,9 +103,13 @@ def written(func: Any) -> tuple[int | str, ...] | None:
 
 
 def describe(value: Any) -> Any:
-    """Return what an argument is, but for values: a `Spec` if it is a tensor."""
+    """Return what an argument is, but for values: a `Spec` if it is a tensor.
+
+    Tensors on the meta device stand for some on the CPU.
+    """
     if isinstance(value, Tensor):
-        return Spec(tuple(value.shape), value.stride(), value.dtype)
+        device = _CPU if value.is_meta else value.device
+        return Spec(tuple(value.shape), value.stride(), value.dtype, device)
     if isinstance(value, list | tuple):
         return _List([describe(item) for item in value])
     return _Plain(type(value), value)
@@ -189,11 +194,11 @@ def _results(func: Any, args: _List, kwargs: tuple[tuple[str, Any], ...], small:
     # A norm of bfloat16 with weights of float32 has statistics of a type that only it knows.
     mixed = len({spec.dtype for spec in specs if spec.dtype.is_floating_point}) > 1
     if mixed or sum(map(size_of, specs)) <= small:
-        return _observe(func, args, dict(kwargs), _CPU)
+        return _observe(func, args, dict(kwargs))
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        return _observe(func, args, dict(kwargs), _CPU)
+        return _observe(func, args, dict(kwargs))
 
 
 def size_of(spec: Spec) -> int:
@@ -204,13 +209,18 @@ def size_of(spec: Spec) -> int:
     return (last + 1) * spec.dtype.itemsize
 
 
-def _observe(func: Any, args: _List, kwargs: Mapping[str, Any], device: torch.device) -> Results:
-    """Run an operation on tensors of zeros, and describe what it returns."""
+def _observe(
+    func: Any, args: _List, kwargs: Mapping[str, Any], device: torch.device | None = None
+) -> Results:
+    """Run an operation on tensors of zeros, and describe what it returns.
+
+    On another device than theirs, results are where the first of the tensors should be.
+    """
     given: list[Tensor] = []
 
     def build(value: Any) -> Any:
         if isinstance(value, Spec):
-            made = torch.empty_strided(*value[:2], dtype=value.dtype, device=device)
+            made = torch.empty_strided(*value[:2], dtype=value.dtype, device=device or value.device)
             given.append(made if made.is_meta else made.zero_())
             return given[-1]
         return [build(item) for item in value] if isinstance(value, _List) else value.value
@@ -231,7 +241,10 @@ def _observe(func: Any, args: _List, kwargs: Mapping[str, Any], device: torch.de
             raise NoData(f"{func} returns {type(tensor).__name__}")
         storage = tensor.untyped_storage()
         spec, offset = describe(tensor), int(tensor.storage_offset())
+        if device is not None:
+            spec = spec._replace(device=next(among((args, kwargs), Spec)).device)
         shares = owners.setdefault(storage._cdata, -1 - number)
         own = shares == -1 - number
         results.append(Result(spec, offset, storage.nbytes(), None if own else shares))
+    given.clear()  # `build` refers to itself, and would keep them until garbage is collected.
     return Results(type(out) if several else None, tuple(results))

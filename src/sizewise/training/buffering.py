@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sizewise.memory.prediction import Meter
+from sizewise.torch_tools.placement import device_of
 from sizewise.training.loop import Shard
 
 
@@ -73,9 +74,9 @@ class Buffer:
             meter: Watches the first batch, and the second beside the outputs, if given.
         """
         outputs: Tensor | None = None
-        in_memory = False
+        in_memory, device = False, device_of(module)
         for number, (start, stop) in enumerate(self.bounds):
-            batch = self.inputs[start:stop].clone()
+            batch = self.inputs[start:stop].to(device, copy=True)
             with meter if meter is not None and number < 2 else nullcontext() as watching:
                 if watching is not None:
                     watching.track(module, batch, self.held)

@@ -16,6 +16,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.steps import metrics
 from sizewise.steps.label_sets import divide
 from sizewise.steps.step import compare
+from sizewise.torch_tools.placement import HOST, device_of, moved
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,13 @@ def score(
     samples, transform = len(labels) if rows is None else len(rows), dataset.transform()
     count = batch_count(samples, batch)
     module.eval()
+    device = device_of(module)
     scores = []
     for number in range(count) if chosen is None else chosen:
         part = slice(number * batch, samples if number == count - 1 else (number + 1) * batch)
         places = part if rows is None else rows[part]
-        outputs, truth = module(transform(inputs[places], None)), labels[places]
+        outputs = moved(module(moved(transform(inputs[places], None), device)), HOST)
+        truth = labels[places]
         counts: list[float] = []
         for number_of_set, (own, own_truth) in enumerate(divide(outputs, truth, dataset.sets)):
             counts += metrics.count(dataset.metric, own, own_truth, dataset.names(number_of_set))

@@ -18,8 +18,10 @@ from sizewise.exchange.view import Tensors
 from sizewise.memory.meter import Meter
 from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
+from sizewise.steps.precision import scaler
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import Loss, cross_entropy, rest, training_step
+from sizewise.torch_tools.placement import HOST, device_of, moved
 
 T = TypeVar("T")
 
@@ -110,9 +112,14 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
     return trainable is None or any(f"{name}.".startswith(f"{prefix}.") for prefix in trainable)
 
 
-def make_step(recipe: Recipe, loss: Loss, levers: Levers = NONE) -> Callable[..., Tensor]:
+def make_step(
+    recipe: Recipe, loss: Loss, levers: Levers = NONE, device: torch.device = HOST
+) -> Callable[..., Tensor]:
     """Return the training step of a recipe; the same one is trained, metered and predicted."""
     step = partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
+    if recipe.precision != "float32":
+        scales = scaler(recipe.precision, device)
+        step = partial(step, precision=recipe.precision, scaler=scales)
     # In which type the optimiser remembers is its own affair, and the step the same.
     acting = replace(levers, state=NONE.state)
     return step if acting == NONE else partial(step, levers=acting)
@@ -170,6 +177,7 @@ def fit(
         module.train()
         parameters = freeze(module, stage.trainable)
     optimizer = make_optimizer(recipe, parameters, stage.lr, stage.levers)
+    device = device_of(module)
     named = module.named_parameters() if recipe.proximal or moments is not None else ()
     learning = [name for name, parameter in named if parameter.requires_grad]
     if moments is not None:
@@ -177,12 +185,13 @@ def fit(
     anchors: list[Tensor] = []
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
-        anchors = [origin[name].detach().clone() for name in learning]
-    step = make_step(recipe, loss, stage.levers)
-    steps, total, settled = 0, torch.zeros(()), False
+        anchors = [origin[name].detach().to(device, copy=True) for name in learning]
+    step = make_step(recipe, loss, stage.levers, device)
+    steps, total, settled = 0, torch.zeros((), device=device), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)
-    for inputs, labels in stream(stage, recipe, one_pass, len(samples)):
+    for batch in stream(stage, recipe, one_pass, len(samples)):
+        inputs, labels = batch if device == HOST else moved(batch, device)
         if meter is not None and (every_step or not settled):
             with meter:
                 meter.track(module, optimizer, inputs, labels, anchors, samples.held)
@@ -192,6 +201,7 @@ def fit(
             value = step(module, optimizer, inputs, labels, anchors)
         total += value
         steps += 1
+        del inputs, labels  # On the device, there need not be room for two batches.
     kept = None if moments is None else optimizer.moments(learning)
     return Fit(steps, float(total), kept)
 

@@ -95,7 +95,7 @@ class LowMemoryInference(nn.Module):
                     self.peak = max(self.peak, meter.peak)
                     return out
 
-                buffer = buffer.through(skeleton, run, room=0)
+                buffer = buffer.through(self, run, room=0)
             return buffer.inputs.clone()
 
     def _load(self, path: str, skeleton: nn.Module) -> dict[str, Tensor]:

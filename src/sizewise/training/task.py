@@ -23,6 +23,8 @@ from sizewise.surgery import norms
 from sizewise.surgery.anatomy import Anatomy, hidden_shapes
 from sizewise.surgery.in_place import InPlace
 from sizewise.surgery.taking_apart import taken_apart
+from sizewise.torch_tools import placement
+from sizewise.torch_tools.layout import Layout
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -74,6 +76,9 @@ class Task:
         metric: How models are measured; see `metrics`.
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
+        device: Where models train and are evaluated; see `torch_tools.placement`.
+        layout: How images lie in memory; see `torch_tools.layout`.
+        predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
     """
 
     model: ModelConfig
@@ -91,6 +96,9 @@ class Task:
     metric: str = "accuracy"
     silos: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    device: str = "cpu"
+    layout: Layout = "contiguous"
+    predicted_for: str = "cpu"
 
     def inputs(self, batch: int) -> Tensor:
         """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
@@ -269,5 +277,6 @@ class Task:
         # The last batch can be half as large again; see `evaluation.batch_count`.
         largest = self.recipe.eval_batch + self.recipe.eval_batch // 2
         budget = self.recipe.eval_memory or sys.maxsize
+        module = placement.placed(module, placement.HOST)  # Its budget is of host memory.
         parts = self.anatomy(module).in_turn("recipe.eval_memory")
         return LowMemoryInference(module, parts, self.inputs(largest), budget)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
+from sizewise.torch_tools.placement import HOST, placed, taken_out
 from sizewise.training.loop import freeze, learns, own_tensors, trained_names, unsaved_buffers
 
 Names = tuple[str, ...] | None
@@ -22,30 +23,45 @@ Names = tuple[str, ...] | None
 class WorkingCopy:
     """A model, and what has to be known of it as it was built.
 
+    It is in host memory until it is loaded, and again when it is released.
+
     Attributes:
         module: The model; valid for one user at a time.
         tensors: Its parameters and buffers by name; tied ones once.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device = HOST) -> None:
+        """Take a model in host memory that will work on a device."""
+        self._built, self._device = module, device
+        # What was found out about its names: a cache, never a result.
+        self._trained: dict[tuple[Names, ...], list[str]] = {}
+        self._hold(module)
+
+    def _hold(self, module: nn.Module) -> None:
         self.module = module
         self.tensors = own_tensors(module)
         named = dict(module.named_parameters())
         self._parameters = list(named.values())
         self._frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
-        self._unsaved = [(b, b.clone()) for b in unsaved_buffers(module).values()]
-        # What was found out about the layers: caches, never results.
+        self._unsaved = [(b, taken_out(b)) for b in unsaved_buffers(module).values()]
+        # What was found out about the layers: a cache, never a result.
         self._ready: tuple[Names, list[nn.Parameter]] | None = None
-        self._trained: dict[tuple[Names, ...], list[str]] = {}
 
     @torch.no_grad()
     def load(self, tensors: Tensors) -> nn.Module:
-        """Fill the model with all its tensors, by name, and return it."""
+        """Fill the model with all its tensors, by name, and return it, on its device."""
+        if self._device != HOST and self.module is self._built:
+            self._hold(placed(self._built, self._device))
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
         for buffer, value in self._unsaved:
             buffer.copy_(value)
         return self.module
+
+    def release(self) -> None:
+        """Let go of the device's memory; what is there is lost."""
+        if self.module is not self._built:
+            self._hold(self._built)
 
     def actual(self, stage: TrainingStage) -> TrainingStage:
         """Return a stage without the parameters that the model's owner keeps frozen."""
@@ -65,11 +81,11 @@ class WorkingCopy:
         return self._ready[1]
 
     def trained(self, stages: Sequence[TrainingStage]) -> dict[str, Tensor]:
-        """Return copies of what some stage trained.
+        """Return copies of what some stage trained, in host memory.
 
         Frozen tensors are left out: they are not sent and do not count as covered.
         """
-        return {name: self.tensors[name].detach().clone() for name in self.trained_names(stages)}
+        return {name: taken_out(self.tensors[name]) for name in self.trained_names(stages)}
 
     def trained_names(self, stages: Sequence[TrainingStage]) -> list[str]:
         """Return the names of what some stage trains: its parameters, and buffers beside them."""

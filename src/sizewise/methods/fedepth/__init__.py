@@ -55,6 +55,7 @@ from sizewise.methods.fedepth.blocks import (
 from sizewise.methods.fedepth.schedule import ScheduleOptions, Scheduler
 from sizewise.steps.mutual import mutual_learning
 from sizewise.steps.step import Loss, cross_entropy
+from sizewise.torch_tools.placement import taken_out
 from sizewise.training import buffering
 from sizewise.training.loop import Samples, Shard, own_tensors, workload
 
@@ -131,7 +132,8 @@ class FeDepth(Method):
         batch = self.task.recipe.batch
         inputs = self.task.inputs(batch) if number < 0 else self._hidden(batch, number)
         part = Frozen(self.submodels.pattern(submodel), number)
-        return predict(part, inputs, training=False).peak
+        device = torch.device(self.task.predicted_for)
+        return predict(part, inputs, training=False, device=device).peak
 
     # ---- the device
 
@@ -171,10 +173,11 @@ class FeDepth(Method):
             moments={} if self.options.optimizers == "round" else None,
             kind=(*held, *steps),
         )
+        own = own_tensors(self.submodels.module(plan.submodel))
         return replace(
             update,
             tensors={n: t for n, t in update.tensors.items() if not n.startswith(PEERS)},
-            device_state={name: own[name].detach().clone() for name in peers},
+            device_state={name: taken_out(own[name]) for name in peers},
         )
 
     def _data(

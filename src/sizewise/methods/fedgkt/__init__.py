@@ -53,6 +53,7 @@ from sizewise.methods.fedgkt.models import Side, Sides, Taught
 from sizewise.methods.fedgkt.transfer import Gathered, Pupil, pupils_loss, teachers_loss
 from sizewise.steps.optimizers import MOMENTS, recalled
 from sizewise.steps.step import Loss
+from sizewise.torch_tools.placement import device_of, moved, taken_out
 from sizewise.training import loop
 from sizewise.training.loop import Shard, own_tensors
 from sizewise.training.task import Task
@@ -224,7 +225,8 @@ class FedGKT(Method):
         module.eval()
         features, logits, parts = [], [], self.submodels.small.parts
         for rows in torch.split(shard.rows, self.task.recipe.batch):
-            hidden = parts.run_stem(module, shard.transform(shard.inputs[rows], generator))
+            inputs = moved(shard.transform(shard.inputs[rows], generator), device_of(module))
+            hidden = parts.run_stem(module, inputs)
             features.append(self.options.blur(hidden, generator))
             later = parts.run_head(module, parts.run_blocks(module, hidden))
             logits.append(self.options.blur(later, generator))
@@ -273,8 +275,10 @@ class FedGKT(Method):
             ready = copy.ready(stage)
             train = partial(loop.fit, parameters=ready, moments=lasting)
             done = train(module, stage, lesson, recipe, generator, loss)
-        moments = {f"{MOMENTS}{name}": tensor for name, tensor in (done.moments or {}).items()}
-        return {name: t.detach().clone() for name, t in copy.tensors.items()}, moments
+        moments = {f"{MOMENTS}{name}": t.cpu() for name, t in (done.moments or {}).items()}
+        taught = {name: taken_out(tensor) for name, tensor in copy.tensors.items()}
+        copy.release()
+        return taught, moments
 
     # ---- what people run
 

@@ -56,6 +56,9 @@ class Gathered:
         """The server's logits (N, classes); each batch leaves its own here."""
         return torch.zeros_like(self.logits)
 
+    def _note(self, rows: Tensor, logits: Tensor) -> None:
+        self.answers.index_copy_(0, rows, logits.to(self.answers))
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -66,7 +69,7 @@ class Gathered:
         order = torch.randperm(len(self), generator=generator)
         # As many batches as fill up, and their sizes equal: none is of a single sample.
         for rows in torch.tensor_split(order, max(1, len(order) // size)):
-            answer = partial(self.answers.index_copy_, 0, rows)
+            answer = partial(self._note, rows)
             yield (self.features[rows], self.logits[rows], answer), self.labels[rows]
 
 

@@ -51,6 +51,7 @@ from sizewise.fleet.devices import Device
 from sizewise.methods.fedin.architectures import Architectures
 from sizewise.methods.fedin.intermediate import Lesson, ignore, joined, single
 from sizewise.steps.step import Loss
+from sizewise.torch_tools.placement import moved
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
@@ -181,13 +182,13 @@ class FedIN(Architectures):
 
     def train(self, plan: Plan, tensors: Tensors, shard: Shard, device_state: Tensors) -> Update:
         """Train the device's own model; send its ends and a batch of features."""
-        (stage,) = plan.stages
+        (stage,), device = plan.stages, torch.device(self.task.device)
         lesson = Lesson(
             shard.inputs,
             shard.labels,
             shard.rows,
             shard.transform,
-            pairs=tuple(tensors[name] for name in (EARLY, LATE) if name in tensors),
+            pairs=moved(tuple(tensors[n] for n in (EARLY, LATE) if n in tensors), device),
             apart=stage.work == Lessons("sequential"),
             full=min(len(shard), self.task.recipe.batch),
         )

@@ -1,0 +1,117 @@
+"""How many devices train at once on an accelerator follows from bytes, and nothing gets lost."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import second_device
+from sizewise import config as configs
+from sizewise.engines.pool import PoolEngine
+from sizewise.errors import EngineError
+from sizewise.runs import session
+from sizewise.torch_tools import placement
+
+second_device.load()
+
+# Pieces of 16, 28 and 40 MB that hold nearly all of it from beginning to end, and compute little.
+PIECES = """
+import torch
+from torch import nn
+
+from sizewise import Method
+from sizewise.families.submodels import Width
+
+class Table(nn.Module):
+    def __init__(self, size, classes):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(size), persistent=False)
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1) + self.table[:64])
+
+def table(classes, width=1.0):
+    return Table(int(width * 10_000_000), classes)
+
+class Mixed(Method):
+    def plan(self, state, device, round_index):
+        return self.offer(device, round_index, Width((0.4, 0.7, 1.0)[device.id % 3]))
+"""
+
+
+def config_of(memory: str, devices: int = 4) -> configs.Config:
+    return configs.from_dict(
+        {
+            "rounds": 1,
+            "model": {"name": "packing_pieces:table"},
+            "method": {"name": "packing_pieces:Mixed"},
+            "data": {"train_limit": 20 * devices, "test_limit": 30},
+            "fleet": {"devices": devices, "per_round": devices},
+            "recipe": {"batch": 2, "epochs": 2, "eval_batch": 30},
+            "engine": {"device": "second:0", "device_memory": memory},
+        }
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "packing_pieces.py").write_text(PIECES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all processes count together."""
+    file = tmp_path_factory.mktemp("second") / "ledger"
+    second_device.start_counting(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def pool(ledger: Path) -> Iterator[PoolEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in second_device.environment(ledger).items():
+            patch.setenv(name, value)
+        engine = PoolEngine(16, placement.every("second:0"))
+        yield engine
+        engine.close()
+
+
+def run(config: configs.Config, path: Path, pool: PoolEngine | None) -> str:
+    with session.started(config, path, engine=pool) as federation:
+        return str(federation.run()["state_sha256"])
+
+
+def test_the_memory_is_used_and_never_exceeded(
+    pool: PoolEngine, ledger: Path, tmp_path: Path
+) -> None:
+    for size, devices in ((100, 8), (200, 12), (400, 24)):
+        second_device.start_counting(ledger, limit=size * 10**6)
+        run(config_of(f"{size}MB", devices), tmp_path / f"{size}", pool)
+        peak = second_device.counts(ledger)["peak"]
+        assert 0.8 * size * 10**6 <= peak <= size * 10**6
+
+
+def test_too_little_memory_is_a_smaller_packing(
+    pool: PoolEngine, ledger: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of("400MB", 8)
+    second_device.start_counting(ledger, limit=80_000_000)
+    with caplog.at_level(logging.WARNING):
+        found = run(config, tmp_path / "run", pool)
+    assert "second:0 was out of memory when" in caplog.text
+    assert second_device.counts(ledger)["peak"] <= 80_000_000
+    assert found == run(config, tmp_path / "alone", None)
+
+
+def test_what_does_not_fit_alone_is_said(pool: PoolEngine, ledger: Path, tmp_path: Path) -> None:
+    second_device.start_counting(ledger, limit=30_000_000)
+    with pytest.raises(EngineError, match=r"training the .* model takes .* bytes on second:0"):
+        run(config_of("30MB"), tmp_path / "refused", pool)
+    with pytest.raises(EngineError, match="out of memory with a single device in training"):
+        run(config_of("100MB"), tmp_path / "alone", pool)

@@ -1,0 +1,73 @@
+"""Predicted bytes against another truth than our own meter: what an allocator handed out."""
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+import second_device
+from lever_cases import MODELS, RECIPES, batch, built, checkpoints
+from sizewise.memory.prediction import predict
+from sizewise.steps.levers import NONE, Levers
+from sizewise.steps.optimizers import make_optimizer
+from sizewise.steps.recipe import Recipe
+from sizewise.steps.step import training_step
+from sizewise.torch_tools.placement import moved, placed
+
+second_device.load()
+SECOND = torch.device("second:0")
+
+# Torch takes a fused cell for these wherever it is not on a CPU, and the second device has none.
+NAMES = [name for name in MODELS if name not in ("lstm", "gru")]
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_is_collected() -> Iterator[None]:
+    """What others left behind must not be given back while bytes are counted."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def allocated(name: str, recipe: Recipe, levers: Levers) -> int:
+    """Return the most bytes that the device handed out for two steps of a model."""
+    before = torch.accelerator.memory_allocated()
+    module, (inputs, labels) = placed(built(name), SECOND), moved(batch(name), SECOND)
+    optimizer = make_optimizer(recipe, list(module.parameters()), recipe.lr, levers)
+    torch.accelerator.reset_peak_memory_stats()
+    for _ in range(2):
+        training_step(module, optimizer, inputs, labels, levers=levers)
+    return torch.accelerator.max_memory_allocated() - before
+
+
+def predicted(name: str, recipe: Recipe, levers: Levers) -> int:
+    return predict(
+        built(name),
+        *moved(batch(name), torch.device("meta")),
+        optimizer=partial(make_optimizer, recipe, lr=recipe.lr, levers=levers),
+        step=partial(training_step, levers=levers),
+        device=SECOND,
+    ).peak
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_predicted_is_what_is_allocated(name: str, recipe: str) -> None:
+    chosen = RECIPES[recipe]
+    assert predicted(name, chosen, NONE) == allocated(name, chosen, NONE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_levers(name: str) -> None:
+    frugal = [
+        checkpoints(name),
+        Levers(micro_batch=2),
+        Levers(step_in_backward=True),
+        Levers(state="bfloat16"),
+        Levers(activations="bfloat16"),
+    ]
+    for levers in frugal:
+        recipe = RECIPES["adam"]
+        assert predicted(name, recipe, levers) == allocated(name, recipe, levers), levers.label
