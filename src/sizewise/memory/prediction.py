@@ -111,9 +111,8 @@ def cost(
 def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:
     """Return what a step takes, if it is known; else find out."""
     try:
-        key = _fingerprint(
-            (module, learning, spec.batch, spec.step, spec.anchored, spec.training), {}
-        )
+        step = spec.batch, spec.step, spec.anchored, spec.training, spec.device
+        key = _fingerprint((module, learning, step), {})
         whole = key, _fingerprint(spec.optimizer, {})
         known = _costs.get(whole)
     except Exception:  # something in it cannot be compared with anything, so nothing is known
