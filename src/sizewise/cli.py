@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from sizewise import __version__
 from sizewise.common.cores import CORES
+from sizewise.common.heap import keep_freed
 from sizewise.errors import ConfigError, SizewiseError
 
 if TYPE_CHECKING:
@@ -308,6 +309,7 @@ def _train(opening: "AbstractContextManager[Federation]", as_json: bool, track: 
 
     names = trackers.checked(track)
     _collect_garbage()
+    keep_freed()
     with opening as federation, _interrupts() as came:
         tables.announce(federation)
         tables.announce_changes(federation)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sizewise import config as configs
+from sizewise.common.heap import keep_freed
 from sizewise.common.structure import plain
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import load_partition
@@ -144,6 +145,7 @@ def main(descriptors: list[int]) -> None:
     state, data = SharedTensors(descriptors[0]), SharedTensors(descriptors[1])
     inboxes, outboxes, pipes = (descriptors[2 + i * count :][:count] for i in range(3))
     torch.set_num_threads(1)
+    keep_freed()
     number = 0
     for other in range(1, count):
         if os.fork() == 0:
