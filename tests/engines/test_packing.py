@@ -13,8 +13,6 @@ from sizewise.errors import EngineError
 from sizewise.runs import session
 from sizewise.torch_tools import placement
 
-second_device.load()
-
 # Pieces of 16, 28 and 40 MB that hold nearly all of it from beginning to end, and compute little.
 PIECES = """
 import torch
@@ -39,6 +37,11 @@ class Mixed(Method):
     def plan(self, state, device, round_index):
         return self.offer(device, round_index, Width((0.4, 0.7, 1.0)[device.id % 3]))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _second_device() -> None:
+    second_device.load()
 
 
 def config_of(memory: str, devices: int = 4) -> configs.Config:
