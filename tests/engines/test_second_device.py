@@ -23,7 +23,6 @@ from sizewise.torch_tools import placement
 
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 
-second_device.load()
 METHODS = sorted(catalogue.names("methods"))
 
 TINY: dict[str, Any] = {
@@ -40,6 +39,11 @@ OF_METHODS: dict[str, Any] = {
     "heterofl": {"mask_labels": True},
 }
 RATIOS = {"local": [1.0], "fedin": [2.0], "fedgkt": [2.0]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _second_device() -> None:
+    second_device.load()
 
 
 def config_of(method: str, device: str = "cpu", **tables: Any) -> configs.Config:

@@ -16,11 +16,13 @@ from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import training_step
 from sizewise.torch_tools.placement import moved, placed
 
-second_device.load()
-SECOND = torch.device("second:0")
-
 # Torch takes a fused cell for these wherever it is not on a CPU, and the second device has none.
 NAMES = [name for name in MODELS if name not in ("lstm", "gru")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _second_device() -> None:
+    second_device.load()
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +35,8 @@ def _no_garbage_is_collected() -> Iterator[None]:
 
 def allocated(name: str, recipe: Recipe, levers: Levers) -> int:
     """Return the most bytes that the device handed out for two steps of a model."""
-    before = torch.accelerator.memory_allocated()
-    module, (inputs, labels) = placed(built(name), SECOND), moved(batch(name), SECOND)
+    before, there = torch.accelerator.memory_allocated(), torch.device("second:0")
+    module, (inputs, labels) = placed(built(name), there), moved(batch(name), there)
     optimizer = make_optimizer(recipe, list(module.parameters()), recipe.lr, levers)
     torch.accelerator.reset_peak_memory_stats()
     for _ in range(2):
@@ -48,7 +50,7 @@ def predicted(name: str, recipe: Recipe, levers: Levers) -> int:
         *moved(batch(name), torch.device("meta")),
         optimizer=partial(make_optimizer, recipe, lr=recipe.lr, levers=levers),
         step=partial(training_step, levers=levers),
-        device=SECOND,
+        device=torch.device("second:0"),
     ).peak
 
 

@@ -2,7 +2,8 @@
 
 `local` works in this process, `pool` in several over shared memory (`shared_tensors`); each has a
 `device_runner`, which turns a plan into an update. `together` trains tiny models of several devices
-in one call. Imports `families`, `config` and below; machines of their own are the `flower` room's.
+in one call; `packing` says how many fit an accelerator. Imports `families`, `config` and below;
+machines of their own are the `flower` room's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
