@@ -9,7 +9,7 @@ Flower and finds the context empty; a node with a `state-dir` keeps its versions
 
 from pathlib import Path
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 
 from sizewise.errors import CheckpointError
 from sizewise.exchange import checkpoint
@@ -29,7 +29,7 @@ class Versions:
     def read(self, version: str) -> Tensors | None:
         """Return what a version holds; None if it is not there."""
         record = self._records.get(_PREFIX + version)
-        if isinstance(record, ArrayRecord):
+        if record is not None:
             return wire.unpack(record)
         try:
             return checkpoint.read_tensors(self._file(version))[0] if self._folder else None

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sizewise.common.structure import parse_bytes, plain
@@ -72,7 +72,7 @@ class Node:
             self._check(asked, context)
             runner, versions = self._runner(order, context), self._versions(order, context)
             known = versions.read(order["memory"]) if order["memory"] else {}
-            outcome = runner.work(runner.read_plan(asked), _tensors(message), known or {})
+            outcome = runner.work(runner.read_plan(asked), wire.unpack(message.content["tensors"]), known or {})
             if isinstance(outcome, Update):
                 tensors, told, kept = outcome.tensors, outcome.sample_payload, outcome.device_state
                 version = versions.write(kept, order["memory"]) if kept else ""
@@ -97,7 +97,7 @@ class Node:
         if memory is None:
             raise DataError("it no longer has the model that it trained")
         devices = {order["device"]: memory}
-        state = State(_tensors(message), metadata=order["metadata"], devices=devices)
+        state = State(wire.unpack(message.content["tensors"]), metadata=order["metadata"], devices=devices)
         score = evaluation.total(self._runner(order, context).evaluate(state, order["size"], None))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
@@ -174,11 +174,6 @@ def _like_the_others(
             f"label it as the run does"
         )
     return replace(dataset.in_classes(tuple(class_names)), mean=tuple(mean), std=tuple(std))
-
-
-def _tensors(message: Message) -> "Tensors":
-    record = message.content["tensors"]
-    return wire.unpack(record) if isinstance(record, ArrayRecord) else {}
 
 
 def device_of(context: Context) -> int:

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from torch import Tensor
 
 from sizewise.engines import FACTS, Outcome
@@ -106,12 +106,10 @@ def _check_numbers(report: wire.Report, samples: int) -> None:
 
 def _sample_payload(record: object, traffic: Traffic) -> dict[str, Tensor]:
     """Return what a device tells of its samples, if it is what it was asked for."""
-    if not isinstance(record, ArrayRecord):
-        raise UpdateRefused("what it shares is not an array record")
-    room, sent = size_in_bytes(traffic.up), wire.weight(record)
-    if sent > room:
-        raise UpdateRefused(f"it shares {sent:,} bytes, and was asked for {room:,}")
-    told = wire.unpack(record)
+    parcel, room = wire.Parcel(record), size_in_bytes(traffic.up)
+    if parcel.size > room:
+        raise UpdateRefused(f"it shares {parcel.size:,} bytes, and was asked for {room:,}")
+    told = parcel.tensors()
     traffic.check(told)
     return told
 
@@ -124,15 +122,13 @@ def _update(
     state: State,
     required: frozenset[str],
 ) -> Update:
-    if not isinstance(record, ArrayRecord):
-        raise UpdateRefused("its tensors are not an array record")
-    view = method.submodels.view(plan.submodel)
-    if extra := record.keys() - view.keys():
+    parcel, view = wire.Parcel(record), method.submodels.view(plan.submodel)
+    if extra := parcel.index.keys() - view.keys():
         raise UpdateRefused(f"tensor {min(extra)!r:.99} was never sent to this device")
-    room, sent = view_in_bytes(view, state.tensors), wire.weight(record)
-    if sent > room:
-        raise UpdateRefused(f"it sends {sent:,} bytes, and its view has {room:,}")
-    tensors = wire.unpack(record)
+    room = view_in_bytes(view, state.tensors)
+    if parcel.size > room:
+        raise UpdateRefused(f"it sends {parcel.size:,} bytes, and its view has {room:,}")
+    tensors = parcel.tensors()
     check(tensors, with_rows(view, report.rows, state.tensors), state.tensors)
     if missing := required - tensors.keys():
         raise UpdateRefused(f"tensor {min(missing)!r} is missing, which its plan trains")
