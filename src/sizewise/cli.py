@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from sizewise import __version__
 from sizewise.errors import ConfigError, SizewiseError
+from sizewise.flower.commands import flower
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -72,7 +73,6 @@ def _before(
     """Federated learning for devices of every size: budgets in bytes, one model."""
 
 
-flower = typer.Typer(help="Many machines: apps for Flower.", no_args_is_help=True)
 app.add_typer(flower, name="flower")
 
 

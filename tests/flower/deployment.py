@@ -88,24 +88,32 @@ class Deployment:
             return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
     def supernode(
-        self, number: int, settings: str, key: Path | None = None, patience: float = PATIENCE
+        self,
+        number: int,
+        settings: str,
+        key: Path | None = None,
+        patience: float = PATIENCE,
+        plain: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Start the SuperNode of a device and wait until the SuperLink knows it."""
-        name = f"supernode-{number}"
-        before = self.log(name).count("SuperNode ID")
+        """Start the node of a device, ours or Flower's, and wait until the SuperLink knows it."""
+        name, said = f"supernode-{number}", "SuperNode ID" if plain else "joined as node"
+        before = self.log(name).count(said)
         trust: Sequence[str | Path] = ["--insecure"]
         if self._certificates is not None and key is not None:
             trust = ["--root-certificates", self._certificates / "ca.crt"]
             trust = [*trust, "--auth-supernode-private-key", key]
+        ours = (sys.executable, "-m", "sizewise", "flower", "node", "--poll", "0.2")
+        ours = (*ours, "--heartbeat", "10")
+        flowers = ("flower-supernode", "--host", "127.0.0.1", "--port", str(free_port()))
         process = self.start(
             name,
-            *("flower-supernode", *trust, "--superlink", self.address),
-            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *(flowers if plain else ours),
+            *(*trust, "--superlink", self.address),
             *("--node-config", f"partition-id={number} {settings}"),
         )
 
         def known() -> bool:
-            return self.log(name).count("SuperNode ID") > before
+            return self.log(name).count(said) > before
 
         self.wait_for(known, f"{name} to be known", process, patience)
         return process
