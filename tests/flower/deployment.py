@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE = 240.0
@@ -56,8 +57,13 @@ class Deployment:
         config = f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "{self.address}"\n'
         (self.home / "config.toml").write_text(config + trust + "\n")
 
-    def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        """Start a process that writes to a log of this name."""
+    def start(
+        self, name: str, *command: str | Path, group: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process that writes to a log of this name, perhaps in a cgroup."""
+        if group is not None:
+            enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+            command = ("sh", "-c", enter, "sh", *command)
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
                 [str(part) for part in command],
@@ -94,6 +100,7 @@ class Deployment:
         key: Path | None = None,
         patience: float = PATIENCE,
         plain: bool = False,
+        group: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start the node of a device, ours or Flower's, and wait until the SuperLink knows it."""
         name, said = f"supernode-{number}", "SuperNode ID" if plain else "joined as node"
@@ -110,6 +117,7 @@ class Deployment:
             *(flowers if plain else ours),
             *(*trust, "--superlink", self.address),
             *("--node-config", f"partition-id={number} {settings}"),
+            group=group,
         )
 
         def known() -> bool:
@@ -169,6 +177,22 @@ class Deployment:
                     continue  # It ended by itself, or is somebody else's.
         for process in self._processes:
             process.wait(PATIENCE)
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[Path]:
+    """Yield a cgroup of at most so many bytes, inside that of this process; OSError: none here."""
+    rows = [row.split(":", 2) for row in Path("/proc/self/cgroup").read_text().splitlines()]
+    own = {name: path.lstrip("/") for _, names, path in rows for name in names.split(",")}
+    top, controller = Path("/sys/fs/cgroup"), "memory" if "memory" in own else ""
+    folder = top / controller / own[controller] / f"sizewise-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        name = "memory.limit_in_bytes" if controller else "memory.max"
+        (folder / name).write_text(str(-(-limit // 4096) * 4096))  # In whole pages.
+        yield folder
+    finally:
+        folder.rmdir()
 
 
 def end(pid: int) -> None:

@@ -50,12 +50,16 @@ def node(
     check_installed()
     if plain or not _fits():
         _be_plain(superlink, insecure, root_certificates, key, node_config)
+    from sizewise.flower import usage
+
+    settings = read_settings(node_config)
+    check_room(settings.get("memory"), usage.limit())
     from sizewise.flower import runner
     from sizewise.flower.connection import Connection, Place
 
     runner.start_logging()
     place = Place(superlink, insecure, root_certificates, key, heartbeat)
-    runner.Runner(Connection(place, read_settings(node_config)), poll, trust_app).run()
+    runner.Runner(Connection(place, settings), poll, trust_app).run()
 
 
 def check_installed() -> None:
@@ -70,16 +74,34 @@ def read_settings(text: str) -> dict[str, Any]:
     from flwr.app import Context, RecordDict
     from flwr.common.config import parse_config_args
 
-    from sizewise.flower.node import budget_of, device_of
+    from sizewise.flower.node import device_of
 
     try:
         settings = parse_config_args([text])
     except (click.ClickException, ValueError, OSError) as error:
         raise ConfigError(f"--node-config {text!r} cannot be read: {error}") from None
-    context = Context(0, 0, settings, RecordDict(), {})
-    device_of(context)
-    budget_of(context)
+    device_of(Context(0, 0, settings, RecordDict(), {}))
     return settings
+
+
+def check_room(memory: object, limit: int | None) -> None:
+    """Raise ConfigError if a container is too small for a node; torch would not even be imported.
+
+    Args:
+        memory: What the owner set; None if nothing.
+        limit: What the process may take in all; None: no limit.
+    """
+    from sizewise.common.structure import parse_bytes
+    from sizewise.flower import usage
+
+    wanted = 1 if memory in (None, "free") else parse_bytes(memory, "a node's memory")
+    needed = usage.BASE + usage.RESERVE + wanted
+    if limit is not None and needed > limit:
+        raise ConfigError(
+            f"a node with memory={memory!r} needs {needed:,} bytes: {usage.BASE:,} to wait, "
+            f"{wanted:,} for a step, {usage.RESERVE:,} beside it; its container has {limit:,}; "
+            f"give it more, or lower memory"
+        )
 
 
 def _fits() -> bool:

@@ -3,7 +3,8 @@
 A node is told who it is by its owner, in `flower-supernode --node-config`:
 
     partition-id   the number of the device that it is
-    memory         its budget, such as "20MB"; "free" measures what the machine has left
+    memory         its budget for a training step, such as "20MB"; "free": what is left here, but
+                   for what the process itself needs
     data           a parquet folder of its own; without it, its share of the run's data set
     state-dir      a folder for what it remembers, so that it outlives a restart of the server
 
@@ -12,7 +13,6 @@ Torch is imported when there is something to train, not to tell the budget.
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from sizewise.common.structure import parse_bytes, plain
 from sizewise.engines import FACTS
 from sizewise.errors import ConfigError, DataError, SizewiseError
-from sizewise.flower import wire
+from sizewise.flower import usage, wire
 
 if TYPE_CHECKING:
     from sizewise.data.dataset import Dataset
@@ -69,10 +69,11 @@ class Node:
         tensors: Tensors = {}
         told: Tensors = {}
         try:
-            self._check(asked, context)
+            parcel = wire.Parcel(message.content["tensors"])
+            self._check(asked, parcel.size, context)
             runner, versions = self._runner(order, context), self._versions(order, context)
             known = versions.read(order["memory"]) if order["memory"] else {}
-            outcome = runner.work(runner.read_plan(asked), wire.unpack(message.content["tensors"]), known or {})
+            outcome = runner.work(runner.read_plan(asked), parcel.tensors(), known or {})
             if isinstance(outcome, Update):
                 tensors, told, kept = outcome.tensors, outcome.sample_payload, outcome.device_state
                 version = versions.write(kept, order["memory"]) if kept else ""
@@ -101,14 +102,17 @@ class Node:
         score = evaluation.total(self._runner(order, context).evaluate(state, order["size"], None))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
-    def _check(self, plan: dict[str, Any], context: Context) -> None:
-        """Raise if a plan is for another device, or for more bytes than this one has by now."""
+    def _check(self, plan: dict[str, Any], message: int, context: Context) -> None:
+        """Raise if a plan is for another device, or needs more bytes than this one has by now."""
         if plan["device"] != (device := device_of(context)):
             raise ConfigError(f"it is device {device}, and the plan is for device {plan['device']}")
-        budget = budget_of(context) if "budget" in plan else None
-        if budget is not None and (needed := plan.get("predicted", 0)) > budget:
+        if (needed := plan.get("predicted")) is None or budget_of(context) is None:
+            return
+        # Read anew: somebody else may have taken what was there when it joined.
+        if (needed := needed + usage.COPIES * message) > (here := usage.room()):
             raise ConfigError(
-                f"its plan needs {needed:,} bytes, and it has no more than {budget:,} now"
+                f"its plan and its message need {needed:,} bytes, and it has no more than "
+                f"{max(0, here):,} now"
             )
 
     def _runner(self, order: dict[str, Any], context: Context) -> "DeviceRunner":
@@ -188,25 +192,22 @@ def device_of(context: Context) -> int:
 
 
 def budget_of(context: Context) -> int | None:
-    """Return a node's bytes, as its owner gave them; None if nothing was said."""
+    """Return a node's bytes, as its owner gave them; None if nothing was said.
+
+    Raises:
+        ConfigError: They are no bytes, or the machine does not have them.
+    """
     given = context.node_config.get("memory")
     if given is None:
         return None
-    return free_memory() if given == "free" else parse_bytes(given, "a node's memory")
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this machine, or the container around this process, has left."""
-    left = []
-    meminfo, group = root / "proc/meminfo", root / "sys/fs/cgroup"
-    if meminfo.is_file():
-        rows = (line.split() for line in meminfo.read_text().splitlines())
-        left += [int(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:"]
-    if not left:
-        left.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    try:
-        limit, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
-        left.append(int(limit) - int(used))
-    except (OSError, ValueError):
-        pass  # No container, or one without a limit, which reads "max".
-    return max(1, min(left))
+    here = usage.room()
+    if given == "free" and here > 0:
+        return here
+    wanted = 1 if given == "free" else parse_bytes(given, "a node's memory")
+    if wanted > here:
+        raise ConfigError(
+            f"a node with memory={given!r} needs {wanted + usage.RESERVE:,} bytes beside those of "
+            f"the waiting process, and {max(0, here + usage.RESERVE):,} are left here; lower "
+            f"memory, or give the machine or container {wanted - here:,} bytes more"
+        )
+    return wanted

@@ -161,6 +161,8 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         usage.kill_me_first()
+        if "memory" in self._connection.settings:
+            usage.give_back_at_once()
         self._connection.reconnect()
         try:
             if self._trust_app:
