@@ -60,7 +60,9 @@ def test_same_bits_behind_tls_and_authentication(
         # One of them is Flower's own: both kinds speak the same language.
         settings, key = f"memory='{memory}'", keys / f"node-{number}"
         deployment.supernode(number, settings, key, plain=number == 1)
-    deployment.run(app_of(tmp_path)).wait(600)
+        shutil.copy(keys / f"node-{number}.pub", tmp_path / f"{number}.pub")
+    policy = {"flower": {"keys": str(tmp_path)}}
+    deployment.run(app_of(tmp_path, engine=policy)).wait(600)
     result = result_of(tmp_path, deployment)
     assert result["state_sha256"] == expected["state_sha256"]
     assert result["refused"] == []
@@ -73,7 +75,7 @@ def test_a_node_whose_key_is_not_registered_stays_outside(
     command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(stranger)]
     subprocess.run(command, check=True)
     with pytest.raises(AssertionError, match="does not take this node"):
-        deployment.supernode(7, "memory='1MB'", stranger, patience=5.0)
+        deployment.supernode(7, "memory='1MB'", stranger)
     assert "joined" not in deployment.log("supernode-7")
 
 

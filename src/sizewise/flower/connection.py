@@ -165,16 +165,15 @@ class Connection:
             ) from None
         self._beaten = time.monotonic()
 
-    def beat(self) -> None:
-        """Say that the node is alive, if that is due; raise EngineError if it is not known."""
+    def beat(self) -> bool:
+        """Say that the node is alive, if that is due; return whether it is still known."""
         if time.monotonic() - self._beaten < self._place.heartbeat / 2:
-            return
+            return True
         request = SendNodeHeartbeatRequest(
             node=self._self, heartbeat_interval=self._place.heartbeat
         )
-        if not self._client.SendNodeHeartbeat(request).success:
-            raise EngineError("the SuperLink no longer knows this node")
         self._beaten = time.monotonic()
+        return self._client.SendNodeHeartbeat(request).success
 
     @property
     def _self(self) -> Node:

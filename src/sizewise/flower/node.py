@@ -24,6 +24,7 @@ from sizewise.common.structure import parse_bytes, plain
 from sizewise.engines import FACTS
 from sizewise.errors import ConfigError, DataError, SizewiseError
 from sizewise.flower import usage, wire
+from sizewise.flower.identity import software
 
 if TYPE_CHECKING:
     from sizewise.data.dataset import Dataset
@@ -52,7 +53,10 @@ class Node:
         """Tell which device this is, and what it has."""
         try:
             said = wire.Announcement(
-                device_of(context), budget_of(context), own_data="data" in context.node_config
+                device_of(context),
+                budget_of(context),
+                own_data="data" in context.node_config,
+                software=software(str(wire.read(message.content, "order").get("model", ""))),
             )
         except SizewiseError as error:
             said = wire.Announcement(refusal=str(error))
@@ -98,7 +102,9 @@ class Node:
         if memory is None:
             raise DataError("it no longer has the model that it trained")
         devices = {order["device"]: memory}
-        state = State(wire.unpack(message.content["tensors"]), metadata=order["metadata"], devices=devices)
+        state = State(
+            wire.unpack(message.content["tensors"]), metadata=order["metadata"], devices=devices
+        )
         score = evaluation.total(self._runner(order, context).evaluate(state, order["size"], None))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
@@ -106,13 +112,18 @@ class Node:
         """Raise if a plan is for another device, or needs more bytes than this one has by now."""
         if plan["device"] != (device := device_of(context)):
             raise ConfigError(f"it is device {device}, and the plan is for device {plan['device']}")
-        if (needed := plan.get("predicted")) is None or budget_of(context) is None:
-            return
         # Read anew: somebody else may have taken what was there when it joined.
+        budget, needed = budget_of(context), plan.get("predicted")
+        if budget is None or needed is None:
+            return
+        if needed > budget:
+            raise ConfigError(
+                f"its plan needs {needed:,} bytes, and it has no more than {budget:,} now"
+            )
         if (needed := needed + usage.COPIES * message) > (here := usage.room()):
             raise ConfigError(
                 f"its plan and its message need {needed:,} bytes, and it has no more than "
-                f"{max(0, here):,} now"
+                f"{here:,} now"
             )
 
     def _runner(self, order: dict[str, Any], context: Context) -> "DeviceRunner":

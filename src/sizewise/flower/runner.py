@@ -27,7 +27,6 @@ import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from sizewise.errors import EngineError
 from sizewise.flower import usage
 from sizewise.flower.connection import App, Connection, Task
 from sizewise.flower.node import make_app
@@ -96,7 +95,7 @@ class Runner:
         self._stop = Stop()
 
     def run(self) -> None:
-        """Serve until a signal comes."""
+        """Serve until a signal comes; raise EngineError if the SuperLink does not take the node."""
         with tempfile.TemporaryDirectory(prefix="sizewise-node-") as folder, self._stop.heard():
             self._connection.settings.setdefault("state-dir", folder)
             preload()
@@ -106,7 +105,7 @@ class Runner:
                 try:
                     self._join()
                     self._serve()
-                except (httpx.HTTPError, EngineError) as error:
+                except httpx.HTTPError as error:
                     log.warning("%s; trying again in %g s", error, AGAIN)
                     self._rest(AGAIN)
             if self._job is not None:
@@ -124,11 +123,10 @@ class Runner:
     def _serve(self) -> None:
         """Answer messages until a signal comes, or the SuperLink is gone."""
         while not self._stop.asked:
-            try:
-                self._connection.beat()
-            except EngineError:
-                self._connection.node = 0  # It forgot us: a new one, at the old address.
-                raise
+            if not self._connection.beat():
+                log.warning("the SuperLink no longer knows this node; joining again")
+                self._connection.node = 0
+                return
             if self._job is not None:
                 self._reap(self._job)
             elif (task := self._connection.receive()) is not None:
@@ -185,8 +183,9 @@ class Runner:
         self._job = None
         seconds, peak = time.monotonic() - job.start, used.ru_maxrss / 1e3
         log.info("%s took %.2f s, at most %.0f MB", job.task.kind, seconds, peak)
-        if (code := os.waitstatus_to_exitcode(status)) < 0:
-            reason = f"the process that worked on it ended with signal {-code}"
+        if (code := os.waitstatus_to_exitcode(status)) != 0:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            reason = f"the process that worked on it ended with {how}"
             log.error("%s", reason)
             self._connection.identify(job.task)
             failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)

@@ -106,7 +106,9 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
                 break
             try:
                 bound, used = (int((folder / name).read_text()) for name in (most, current))
-                stat = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                stat = dict(
+                    row.split() for row in (folder / "memory.stat").read_text().splitlines()
+                )
             except (OSError, ValueError):
                 continue  # No such group here, or one without a limit, which reads "max".
             if bound < _UNLIMITED:

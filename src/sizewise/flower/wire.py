@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from sizewise.common.structure import build
 from sizewise.errors import ConfigError, UpdateRefused
+from sizewise.flower.identity import Software
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +43,14 @@ class Announcement:
         device: The number of the device that it is.
         memory: Its bytes; None if its owner did not say.
         own_data: Whether it trains on a folder of its own, not on a share of the common data.
+        software: What it runs.
         refusal: Or: why it cannot take part.
     """
 
     device: int = -1
     memory: int | None = None
     own_data: bool = False
+    software: Software = field(default_factory=Software)
     refusal: str | None = None
 
 

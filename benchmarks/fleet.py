@@ -1,0 +1,136 @@
+"""What a fleet of real nodes takes: bytes of a node, and of a container around it.
+
+    python benchmarks/fleet.py memory [--smoke]
+    python benchmarks/fleet.py container [--rounds N] [--smoke]
+
+Each starts a SuperLink and nodes on loopback, as processes of their own. `memory` looks at the
+bytes of a node and of all that it forks every 20 ms (PSS). `container` puts the node into a cgroup
+of just what it says it needs, and then into one of half of that; it has to be root for it.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import common
+from sizewise import config as configs
+from sizewise.common.structure import parse_bytes
+from sizewise.config import Config
+from sizewise.flower import folder as flower_folder
+from sizewise.flower import usage
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/flower"))
+from deployment import Deployment, descendants, memory_group
+
+WORK = {
+    "20MB": ("preresnet20", "cifar10", 10),
+    "60MB": ("preresnet20", "cifar10", 32),
+    "200MB": ("preresnet20", "cifar10", 100),
+}
+"""By budget: a model that nearly fills it, its data, its batch."""
+
+
+def make_config(budget: str, rounds: int) -> Config:
+    """Return FedAvg on one device of a budget, with little data: bytes are asked for, not time."""
+    model, data, batch = WORK[budget]
+    values = [f"rounds={rounds}", f"model.name={model}", f"data.name={data}", "engine.workers=1"]
+    values += [f"recipe.batch={batch}", "recipe.epochs=1", "method.name=fedavg"]
+    values += ["fleet.devices=1", "fleet.per_round=1", "data.train_limit=200"]
+    return configs.load(None, [*values, "data.test_limit=100", f'fleet.budgets=["{budget}"]'])
+
+
+@contextmanager
+def deployed(config: Config) -> Iterator[tuple[Path, Deployment]]:
+    """Yield a folder with the app of a config, and a SuperLink."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flower_folder.write(folder / "app", config)
+        deployment = Deployment(folder / "flower")
+        try:
+            deployment.superlink()
+            yield folder, deployment
+        finally:
+            deployment.close()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Return what became of each device of each round."""
+    text = (folder / "app-run/updates.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def taken(process: int) -> int:
+    """Return the bytes of a process and of all that it started."""
+    return sum(usage.process_bytes(each) or 0 for each in (process, *descendants(process)))
+
+
+def memory(rounds: int, budgets: list[str]) -> None:
+    """Print what nodes take while they wait and while they train."""
+    print(
+        common.head("budget", "model", "predicted MB", "waits in", "trains in", "at most, allowed")
+    )
+    for budget in budgets:
+        with deployed(make_config(budget, rounds)) as (folder, deployment):
+            node = deployment.supernode(0, f"memory='{budget}'")
+            time.sleep(2)
+            waiting, peak = taken(node.pid), 0
+            run = deployment.run(folder / "app")
+            while run.poll() is None:
+                peak = max(peak, taken(node.pid))
+                time.sleep(0.02)
+            predicted = max(line["predicted"] for line in lines(folder))
+            allowed = 1.1 * (250e6 + predicted)
+        figures = (predicted, waiting, peak, allowed)
+        shown = " | ".join(f"{figure / 1e6:.0f}" for figure in figures)
+        print(f"| {budget} | {WORK[budget][0]}, batch {WORK[budget][2]} | {shown} |", flush=True)
+
+
+def container(rounds: int, budgets: list[str]) -> None:
+    """Print what becomes of nodes in containers of just their size, and of half of it."""
+    print(common.head("budget", "container MB", "rounds", "refused", "killed", "in half of it"))
+    for budget in budgets:
+        limit = usage.BASE + usage.RESERVE + parse_bytes(budget, "budget")
+        with (
+            deployed(make_config(budget, rounds)) as (folder, deployment),
+            memory_group(limit) as group,
+        ):
+            try:
+                deployment.supernode(0, f"memory='{budget}'", group=group)
+                deployment.run(folder / "app").wait()
+                done = lines(folder)
+                killed = deployment.log("supernode-0").count("signal")
+            finally:
+                deployment.close()
+        with memory_group(limit // 2) as group:
+            command = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -m sizewise flower"
+            command += f" node --insecure --node-config \"partition-id=0 memory='{budget}'\""
+            half = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+        refused = sum(line["refused"] is not None for line in done)
+        print(
+            f"| {budget} | {limit / 1e6:.0f} | {len(done)} | {refused} | {killed} "
+            f"| exit {half.returncode}: {half.stderr.strip():.90} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Measure one of them."""
+    parser = common.parser(__doc__)
+    parser.add_argument("what", choices=["memory", "container"])
+    parser.add_argument("--rounds", type=int)
+    options = parser.parse_args()
+    budgets = list(WORK)[:1] if options.smoke else list(WORK)
+    if options.what == "memory":
+        memory(options.rounds or 2, budgets)
+    else:
+        container(options.rounds or (1 if options.smoke else 20), budgets)
+
+
+if __name__ == "__main__":
+    main()
