@@ -1,20 +1,22 @@
-"""What a fleet of real nodes takes: bytes of a node, and of a container around it.
+"""What a fleet of real nodes takes: bytes of a node, of a container around it, of their server.
 
-    python benchmarks/fleet.py memory [--smoke]
-    python benchmarks/fleet.py container [--rounds N] [--smoke]
+    python benchmarks/fleet.py memory|container|box [--rounds N] [--smoke]
 
 Each starts a SuperLink and nodes on loopback, as processes of their own. `memory` looks at the
 bytes of a node and of all that it forks every 20 ms (PSS). `container` puts the node into a cgroup
-of just what it says it needs, and then into one of half of that; it has to be root for it.
+of just what it says it needs, and then into one of half of that; it has to be root for it. `box`
+has many nodes in one process, of which 30 % die or are late in every round.
 """
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/flower"))
 from deployment import Deployment, descendants, memory_group
 
 WORK = {
-    "20MB": ("preresnet20", "cifar10", 10),
-    "60MB": ("preresnet20", "cifar10", 32),
-    "200MB": ("preresnet20", "cifar10", 100),
+    "20MB": ("preresnet20", "digits", 10),
+    "60MB": ("preresnet20", "digits", 32),
+    "200MB": ("preresnet20", "digits", 100),
 }
 """By budget: a model that nearly fills it, its data, its batch."""
 
@@ -42,6 +44,7 @@ def make_config(budget: str, rounds: int) -> Config:
     values = [f"rounds={rounds}", f"model.name={model}", f"data.name={data}", "engine.workers=1"]
     values += [f"recipe.batch={batch}", "recipe.epochs=1", "method.name=fedavg"]
     values += ["fleet.devices=1", "fleet.per_round=1", "data.train_limit=200"]
+    values += ["data.image_size=32"]
     return configs.load(None, [*values, "data.test_limit=100", f'fleet.budgets=["{budget}"]'])
 
 
@@ -110,7 +113,7 @@ def container(rounds: int, budgets: list[str]) -> None:
         with memory_group(limit // 2) as group:
             command = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -m sizewise flower"
             command += f" node --insecure --node-config \"partition-id=0 memory='{budget}'\""
-            half = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+            half = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
         refused = sum(line["refused"] is not None for line in done)
         print(
             f"| {budget} | {limit / 1e6:.0f} | {len(done)} | {refused} | {killed} "
@@ -119,15 +122,77 @@ def container(rounds: int, budgets: list[str]) -> None:
         )
 
 
+def box(rounds: int, sizes: list[int]) -> None:
+    """Print what rounds of many nodes take, and what became of their devices."""
+    names = ("nodes", "rounds", "seconds per round", "merged", "dead", "late or lost", "other")
+    print(common.head(*names, "accuracy", "SuperLink MB", "ServerApp MB", "all accounted for"))
+    for count in sizes:
+        values = [f"rounds={rounds}", "model.name=mlp", "engine.workers=1", "method.name=fedavg"]
+        values += [f"fleet.devices={count}", f"fleet.per_round={count}", "recipe.epochs=2"]
+        values += ["recipe.lr=0.1", f"engine.flower.enough={count * 6 // 10}"]
+        values += ["engine.flower.deadline=120", f"engine.flower.nodes={count * 9 // 10}"]
+        with deployed(configs.load(None, values)) as (folder, deployment):
+            deployment.start(
+                "box",
+                *(sys.executable, "-m", "sizewise", "flower", "box", "--insecure"),
+                *("--superlink", deployment.address, "--devices", f"0-{count - 1}"),
+                *("--heartbeat", "10", "--faults", f"die=0.15 late=0.15 seconds={0.3 * count} seed=1"),
+            )
+            run, peaks = deployment.run(folder / "app"), {"superlink": 0, "serverapp": 0}
+            link = next(each.pid for each in deployment.processes if "superlink" in each.args[0])
+            while run.poll() is None:
+                for each in (link, *descendants(link)):
+                    part = "serverapp" if "serverapp" in command_of(each) else "superlink"
+                    alone = part == "serverapp" or each == link
+                    taken_now = (usage.process_bytes(each) or 0) * alone
+                    peaks[part] = max(peaks[part], taken_now)
+                time.sleep(0.5)
+            done = lines(folder)
+            history = (folder / "app-run/history.jsonl").read_text().splitlines()
+        seconds = statistics.median(json.loads(line)["seconds"] for line in history[1:])
+        accuracies = [json.loads(line)["accuracy"] for line in history]
+        asked = {(line["round"], line["device"]) for line in done}
+        whole = asked == {(n + 1, d) for n in range(rounds) for d in range(count)}
+        reasons = Counter(kind_of(line["refused"]) for line in done)
+        told = " | ".join(str(reasons[kind]) for kind in ("merged", "dead", "late", "other"))
+        print(
+            f"| {count} | {len(history)} | {seconds:.1f} | {told} "
+            f"| {accuracies[0]:.1%} to {accuracies[-1]:.1%} | {peaks['superlink'] / 1e6:.0f} "
+            f"| {peaks['serverapp'] / 1e6:.0f} | {whole and len(asked) == len(done)} |",
+            flush=True,
+        )
+
+
+def command_of(process: int) -> str:
+    """Return the command line of a process, "" if it ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def kind_of(reason: str | None) -> str:
+    """Return what a reason to refuse amounts to."""
+    if reason is None:
+        return "merged"
+    if "left" in reason or "no node" in reason:
+        return "dead"
+    return "late" if "answer" in reason or "enough" in reason else "other"
+
+
 def main() -> None:
     """Measure one of them."""
     parser = common.parser(__doc__)
-    parser.add_argument("what", choices=["memory", "container"])
+    parser.add_argument("what", choices=["memory", "container", "box"])
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
     budgets = list(WORK)[:1] if options.smoke else list(WORK)
     if options.what == "memory":
         memory(options.rounds or 2, budgets)
+    elif options.what == "box":
+        box(
+            options.rounds or (2 if options.smoke else 20), [8] if options.smoke else [50, 100, 200]
+        )
     else:
         container(options.rounds or (1 if options.smoke else 20), budgets)
 

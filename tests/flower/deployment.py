@@ -35,6 +35,7 @@ class Deployment:
     Attributes:
         address: Where the SuperLink listens.
         home: Flower's own folder, with the connections that `flwr` knows.
+        processes: All that were started here.
     """
 
     def __init__(self, folder: Path, certificates: Path | None = None) -> None:
@@ -43,7 +44,7 @@ class Deployment:
         self.home.mkdir(parents=True)
         self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         scripts = Path(sys.executable).parent
         self._environment = {
             **os.environ,
@@ -74,7 +75,7 @@ class Deployment:
                 cwd=self._folder,
                 start_new_session=True,
             )
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def superlink(self) -> subprocess.Popen[bytes]:
@@ -175,7 +176,7 @@ class Deployment:
                         end(int(entry.name))
                 except OSError:
                     continue  # It ended by itself, or is somebody else's.
-        for process in self._processes:
+        for process in self.processes:
             process.wait(PATIENCE)
 
 

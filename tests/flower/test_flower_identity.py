@@ -55,7 +55,7 @@ def test_what_is_the_same() -> None:
     assert HERE.sizewise == __version__
     assert len(HERE.model) == 64
     assert mismatch(HERE, HERE) is None
-    assert HERE == software("preresnet8"), "they are in one package"
+    assert software("preresnet8") == HERE, "they are in one package"
 
 
 @pytest.mark.parametrize(

@@ -62,24 +62,58 @@ def node(
     runner.Runner(Connection(place, settings), poll, trust_app).run()
 
 
+@flower.command()
+def box(
+    devices: Annotated[str, typer.Option(metavar="0-199", help="The devices that it is.")],
+    superlink: SuperLink = "127.0.0.1:8000",
+    insecure: Insecure = False,
+    root_certificates: Roots = None,
+    node_config: Annotated[str, typer.Option(help="For all: \"memory='20MB'\".")] = "",
+    poll: Poll = 0.5,
+    heartbeat: Heartbeat = 30.0,
+    faults: Annotated[
+        str,
+        typer.Option(help='Shares that fail: "die=0.1 lose=0.1 late=0.1 seconds=30"; see docs.'),
+    ] = "",
+) -> None:
+    """Be a fleet in a box: many nodes in one process, to try round policies with."""
+    check_installed()
+    from sizewise.flower import box as boxes
+    from sizewise.flower import runner
+    from sizewise.flower.connection import Place
+    from sizewise.flower.faults import read_faults
+
+    numbers, settings = boxes.read_numbers(devices), read_pairs(node_config, "--node-config")
+    chosen = read_faults(read_pairs(faults, "--faults"))
+    runner.start_logging()
+    place = Place(superlink, insecure, root_certificates, heartbeat=heartbeat)
+    boxes.Box(place, numbers, settings, poll, chosen).run()
+
+
 def check_installed() -> None:
     """Raise ConfigError unless Flower is here."""
     if find_spec("flwr") is None:
         raise ConfigError("a node needs Flower; run `pip install 'sizewise[flower]'`")
 
 
+def read_pairs(text: str, option: str) -> dict[str, Any]:
+    """Return what `name=value` pairs say, as Flower reads them."""
+    import click
+    from flwr.common.config import parse_config_args
+
+    try:
+        return parse_config_args([text])
+    except (click.ClickException, ValueError, OSError) as error:
+        raise ConfigError(f"{option} {text!r} cannot be read: {error}") from None
+
+
 def read_settings(text: str) -> dict[str, Any]:
     """Return what an owner says of a node; raise ConfigError if it cannot be one."""
-    import click
     from flwr.app import Context, RecordDict
-    from flwr.common.config import parse_config_args
 
     from sizewise.flower.node import device_of
 
-    try:
-        settings = parse_config_args([text])
-    except (click.ClickException, ValueError, OSError) as error:
-        raise ConfigError(f"--node-config {text!r} cannot be read: {error}") from None
+    settings = read_pairs(text, "--node-config")
     device_of(Context(0, 0, settings, RecordDict(), {}))
     return settings
 

@@ -5,8 +5,8 @@ process that asks for messages has torch imported, and forks for each: the child
 message, trains, replies and ends, so its memory is given back and a crash costs one message. The
 parent has a single thread and never calls torch, so forking it is safe.
 
-By default a node runs its own sizewise, never code that a server sends; with `trust_app`, modules of
-the app, such as a model of your own, are importable, as on a plain SuperNode.
+By default a node runs its own sizewise, never code that a server sends. With `trust_app`, modules
+of the app, such as a model of your own, are importable, as on a plain SuperNode.
 """
 
 import gc
@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import FrameType
 
 import httpx

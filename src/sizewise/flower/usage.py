@@ -17,7 +17,7 @@ RESERVE = 48_000_000
 """What a child that trains took at most beyond its tensors: pages it no longer shares, scratch."""
 
 COPIES = 4
-"""How often the bytes of a message exist at the same time: as it came, as tensors, and the reply's."""
+"""How often a message exists at the same time: as it came, as tensors, and its reply likewise."""
 
 RETURNED = 1_000_000
 """Memory of at least so many bytes goes back to the system as soon as it is free."""
