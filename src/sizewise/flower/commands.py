@@ -1,5 +1,6 @@
 """The commands of `sizewise flower`, but for `new`, which takes a config as `run` does."""
 
+import json
 import os
 import shutil
 import sys
@@ -88,6 +89,19 @@ def box(
     runner.start_logging()
     place = Place(superlink, insecure, root_certificates, heartbeat=heartbeat)
     boxes.Box(place, numbers, settings, poll, chosen).run()
+
+
+@flower.command(name="status")
+def show_status(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show who is there, what each device does, and what it cost so far."""
+    from sizewise.common.structure import plain
+    from sizewise.flower import status
+
+    found = status.read(run_dir)
+    print(json.dumps(plain(found)) if as_json else status.text(found))
 
 
 def check_installed() -> None:
