@@ -136,7 +136,7 @@ def box(rounds: int, sizes: list[int]) -> None:
                 "box",
                 *(sys.executable, "-m", "sizewise", "flower", "box", "--insecure"),
                 *("--superlink", deployment.address, "--devices", f"0-{count - 1}"),
-                *("--heartbeat", "10", "--faults", f"die=0.15 late=0.15 seconds={0.3 * count} seed=1"),
+                *("--faults", f"die=0.15 late=0.15 seconds={0.3 * count} seed=1"),
             )
             run, peaks = deployment.run(folder / "app"), {"superlink": 0, "serverapp": 0}
             link = next(each.pid for each in deployment.processes if "superlink" in each.args[0])
@@ -191,7 +191,7 @@ def main() -> None:
         memory(options.rounds or 2, budgets)
     elif options.what == "box":
         box(
-            options.rounds or (2 if options.smoke else 20), [8] if options.smoke else [50, 100, 200]
+            options.rounds or (2 if options.smoke else 20), [8] if options.smoke else [200, 50, 100]
         )
     else:
         container(options.rounds or (1 if options.smoke else 20), budgets)

@@ -84,7 +84,9 @@ def test_the_file_for_prometheus(run: tuple[Path, list[status.Status]]) -> None:
     assert (values["updates_total"], values["refused_total"]) == ("3", "3")
     assert int(values["sent_bytes_total"]) > int(values["received_bytes_total"]) > 0
     for line in text.splitlines():
-        assert re.fullmatch(r'# (HELP|TYPE) sizewise_\w+ .+|sizewise_\w+({device="\d+"})? \S+', line)
+        assert re.fullmatch(
+            r'# (HELP|TYPE) sizewise_\w+ .+|sizewise_\w+({device="\d+"})? \S+', line
+        )
 
 
 def test_who_works(tmp_path: Path) -> None:

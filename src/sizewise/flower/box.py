@@ -82,14 +82,19 @@ class Box:
         for device in self._devices:
             if self._stop.asked:
                 break
+            self._beat()
             node = self._nodes.get(device) or self._join(device)
-            if not node.beat():
-                node = self._join(device)
             if (task := node.receive()) is not None:
                 busy = True
                 self._answer(device, node, task)
             self._send()
         return busy
+
+    def _beat(self) -> None:
+        """Say of all nodes that they are alive, where it is due: others may work for long."""
+        for device, node in list(self._nodes.items()):
+            if not node.beat():
+                self._join(device)
 
     def _answer(self, device: int, node: Connection, task: Task) -> None:
         """Do a node's work, and see what becomes of its reply."""

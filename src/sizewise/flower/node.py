@@ -87,7 +87,9 @@ class Node:
                 report = replace(report, refusal=outcome.reason)
         except SizewiseError as error:
             report = replace(report, refusal=str(error))
-        packed = {"tensors": wire.pack(tensors), "sample_payload": wire.pack(told)}
+        # Every record costs requests: what is empty is left out.
+        parts = {"tensors": tensors, "sample_payload": told}
+        packed = {name: wire.pack(part) for name, part in parts.items() if part}
         return Message(
             RecordDict({"report": wire.write(plain(report)), **packed}), reply_to=message
         )

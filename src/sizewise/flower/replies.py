@@ -62,17 +62,17 @@ def read(
             raise UpdateRefused(_FAILURES.get(reply.error.code, failure))
         if reply.metadata.src_node_id != member.node:
             raise UpdateRefused("the reply came from another node than was asked")
-        if reply.content.keys() != {"report", "tensors", "sample_payload"}:
-            raise UpdateRefused(f"the records {sorted(reply.content)!r:.200} came, expected three")
+        if odd := reply.content.keys() - {"report", "tensors", "sample_payload"}:
+            raise UpdateRefused(f"the record {min(odd)!r:.99} came, which nobody asked for")
         report = wire.read_as(wire.Report, reply.content, "report")
         _check_echo(report, plan, text)
         if report.refusal is not None:
             raise UpdateRefused(report.refusal[:500])
         _check_numbers(report, samples)
         traffic = method.traffic(plan, report.samples)
-        told = _sample_payload(reply.content["sample_payload"], traffic)
+        told = _sample_payload(reply.content.get("sample_payload"), traffic)
         required = method.submodels.trained_names(plan) if traffic.returns else frozenset[str]()
-        update = _update(report, reply.content["tensors"], plan, method, state, required)
+        update = _update(report, reply.content.get("tensors"), plan, method, state, required)
         return replace(update, sample_payload=told), report.forgot
     except UpdateRefused as error:
         return refusal(plan, str(error)), False
@@ -106,12 +106,17 @@ def _check_numbers(report: wire.Report, samples: int) -> None:
 
 def _sample_payload(record: object, traffic: Traffic) -> dict[str, Tensor]:
     """Return what a device tells of its samples, if it is what it was asked for."""
-    parcel, room = wire.Parcel(record), size_in_bytes(traffic.up)
+    parcel, room = _parcel(record), size_in_bytes(traffic.up)
     if parcel.size > room:
         raise UpdateRefused(f"it shares {parcel.size:,} bytes, and was asked for {room:,}")
     told = parcel.tensors()
     traffic.check(told)
     return told
+
+
+def _parcel(record: object) -> wire.Parcel:
+    """Return the tensors of a record; none that is left out has none."""
+    return wire.Parcel(wire.pack({}) if record is None else record)
 
 
 def _update(
@@ -122,7 +127,7 @@ def _update(
     state: State,
     required: frozenset[str],
 ) -> Update:
-    parcel, view = wire.Parcel(record), method.submodels.view(plan.submodel)
+    parcel, view = _parcel(record), method.submodels.view(plan.submodel)
     if extra := parcel.index.keys() - view.keys():
         raise UpdateRefused(f"tensor {min(extra)!r:.99} was never sent to this device")
     room = view_in_bytes(view, state.tensors)

@@ -114,7 +114,17 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def text(status: Status) -> str:
     """Return a status as a table."""
-    head = ("device", "state", "memory", "merged", "refused", "down", "up", "seconds", "last refusal")
+    head = (
+        "device",
+        "state",
+        "memory",
+        "merged",
+        "refused",
+        "down",
+        "up",
+        "seconds",
+        "last refusal",
+    )
     rows = [head]
     for each in status.devices:
         memory = "-" if each.memory is None else format_bytes(each.memory)
