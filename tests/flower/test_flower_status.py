@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[status.Sta
 
 
 def test_who_is_there_and_what_it_cost(run: tuple[Path, list[status.Status]]) -> None:
-    folder, (first, second, last) = run
+    first, second, last = run[1]
     assert [each.state for each in first.devices] == ["waiting"] * 3
     assert [each.state for each in second.devices] == ["waiting", "gone", "waiting"]
     assert [each.state for each in last.devices] == ["finished"] * 3
