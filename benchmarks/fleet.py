@@ -1,11 +1,12 @@
 """What a fleet of real nodes takes: bytes of a node, of a container around it, of their server.
 
-    python benchmarks/fleet.py memory|container|box [--rounds N] [--smoke]
+    python benchmarks/fleet.py memory|container|box|upload [--rounds N] [--smoke]
 
-Each starts a SuperLink and nodes on loopback, as processes of their own. `memory` looks at the
+The first three start a SuperLink and nodes on loopback, as processes of their own. `memory` looks at the
 bytes of a node and of all that it forks every 20 ms (PSS). `container` puts the node into a cgroup
 of just what it says it needs, and then into one of half of that; it has to be root for it. `box`
-has many nodes in one process, of which 30 % die or are late in every round.
+has many nodes in one process, of which 30 % die or are late in every round. `upload` compares ways
+to send updates in fewer bytes; it runs in this process, since all engines send the same.
 """
 
 import json
@@ -26,6 +27,7 @@ from sizewise.common.structure import parse_bytes
 from sizewise.config import Config
 from sizewise.flower import folder as flower_folder
 from sizewise.flower import usage
+from sizewise.runs import session
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/flower"))
 from deployment import Deployment, descendants, memory_group
@@ -163,6 +165,25 @@ def box(rounds: int, sizes: list[int]) -> None:
         )
 
 
+def upload(rounds: int, data: list[str]) -> None:
+    """Print what updates in fewer bytes save, and what they cost in accuracy."""
+    print(common.head("upload", "MB up", "of full", "accuracy"))
+    full = 0
+    for kind in ("full", "bf16", "int8", "topk"):
+        values = [f"rounds={rounds}", "method.name=fedavg", f"recipe.upload={kind}", *data]
+        values += ["fleet.devices=20", "fleet.per_round=5", "fleet.budgets=[]", "recipe.lr=0.05"]
+        with tempfile.TemporaryDirectory() as name:
+            config = configs.load(None, values)
+            with session.started(config, Path(name) / "run") as federation:
+                result = federation.run()
+        full = full or result["bytes_up"]
+        print(
+            f"| {kind} | {result['bytes_up'] / 1e6:.2f} | {result['bytes_up'] / full:.1%} "
+            f"| {result['accuracy']:.1%} |",
+            flush=True,
+        )
+
+
 def command_of(process: int) -> str:
     """Return the command line of a process, "" if it ended."""
     try:
@@ -183,12 +204,17 @@ def kind_of(reason: str | None) -> str:
 def main() -> None:
     """Measure one of them."""
     parser = common.parser(__doc__)
-    parser.add_argument("what", choices=["memory", "container", "box"])
+    parser.add_argument("what", choices=["memory", "container", "box", "upload"])
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
     budgets = list(WORK)[:1] if options.smoke else list(WORK)
     if options.what == "memory":
         memory(options.rounds or 2, budgets)
+    elif options.what == "upload":
+        small = ["model.name=linear", "data.train_limit=200", "data.test_limit=50"]
+        mini = ["model.name=preresnet8", "data.name=cifar10", "data.image_size=16"]
+        mini += ["data.train_limit=6000", "data.test_limit=2000", "engine.workers=1"]
+        upload(options.rounds or (1 if options.smoke else 40), small if options.smoke else mini)
     elif options.what == "box":
         box(
             options.rounds or (2 if options.smoke else 20), [8] if options.smoke else [200, 50, 100]

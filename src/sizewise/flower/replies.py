@@ -16,6 +16,7 @@ from torch import Tensor
 from sizewise.engines import FACTS, Outcome
 from sizewise.engines.device_runner import refusal
 from sizewise.errors import UpdateRefused
+from sizewise.exchange import compression
 from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
@@ -128,16 +129,20 @@ def _update(
     required: frozenset[str],
 ) -> Update:
     parcel, view = _parcel(record), method.submodels.view(plan.submodel)
-    if extra := parcel.index.keys() - view.keys():
+    recipe = method.task.recipe
+    names = {compression.base_name(n) if recipe.upload != "full" else n for n in parcel.index}
+    if extra := names - view.keys():
         raise UpdateRefused(f"tensor {min(extra)!r:.99} was never sent to this device")
     room = view_in_bytes(view, state.tensors)
     if parcel.size > room:
         raise UpdateRefused(f"it sends {parcel.size:,} bytes, and its view has {room:,}")
-    tensors = parcel.tensors()
-    check(tensors, with_rows(view, report.rows, state.tensors), state.tensors)
-    if missing := required - tensors.keys():
+    if missing := required - names:
         raise UpdateRefused(f"tensor {min(missing)!r} is missing, which its plan trains")
     receipt = torch.tensor(list(bytes.fromhex(report.memory)), dtype=torch.uint8)
     remembered = {RECEIPT: receipt} if report.memory else {}
     facts = {name: getattr(report, name) for name in FACTS}
-    return Update(plan, tensors, device_state=remembered, **facts)
+    update = Update(plan, parcel.tensors(), device_state=remembered, **facts)
+    narrowed = with_rows(view, report.rows, state.tensors)
+    whole = compression.decoded(update, view, state.tensors, recipe).tensors
+    check(whole, narrowed, state.tensors)
+    return update
