@@ -2,11 +2,11 @@
 
     python benchmarks/fleet.py memory|container|box|upload [--rounds N] [--smoke]
 
-The first three start a SuperLink and nodes on loopback, as processes of their own. `memory` looks at the
-bytes of a node and of all that it forks every 20 ms (PSS). `container` puts the node into a cgroup
-of just what it says it needs, and then into one of half of that; it has to be root for it. `box`
-has many nodes in one process, of which 30 % die or are late in every round. `upload` compares ways
-to send updates in fewer bytes; it runs in this process, since all engines send the same.
+The first three start a SuperLink and nodes on loopback, as processes of their own. `memory` looks
+at the bytes of a node and of all that it forks every 20 ms (PSS). `container` puts the node into a
+cgroup of just what it says it needs, and then into one of half of that; it has to be root for it.
+`box` has many nodes in one process, of which 30 % die or are late in every round. `upload` compares
+ways to send updates in fewer bytes; it runs in this process, since all engines send the same.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,22 @@ def test_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
         k: v for k, v in expected.items() if k not in differing
     }
     assert facts(tmp_path / "there") == facts(tmp_path / "here")
+
+
+@pytest.mark.parametrize("upload", ["bf16", "int8", "topk"])
+@pytest.mark.parametrize("name", ["fedavg", "fedrolex", "depthfl"])
+def test_updates_in_fewer_bytes_have_the_same_bits(name: str, upload: str, tmp_path: Path) -> None:
+    """Also of methods whose devices remember something, or hold another part in every round."""
+    config = config_of(name, rounds=3)
+    full = in_process(config, tmp_path / "full")
+    config = replace(config, recipe=replace(config.recipe, upload=upload))
+    expected = in_process(config, tmp_path / "here")
+    result = serve(grid_of(config), config, tmp_path / "there", poll=0)
+    assert expected["state_sha256"] == result["state_sha256"] != full["state_sha256"]
+    assert facts(tmp_path / "there") == facts(tmp_path / "here")
+    assert expected["refused"] == full["refused"]
+    share = expected["bytes_up"] / full["bytes_up"]
+    assert share == pytest.approx({"bf16": 0.5, "int8": 0.25, "topk": 0.2}[upload], abs=0.08)
 
 
 def test_the_page_names_every_method() -> None:
