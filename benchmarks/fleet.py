@@ -141,7 +141,7 @@ def box(rounds: int, sizes: list[int]) -> None:
                 *("--faults", f"die=0.15 late=0.15 seconds={0.3 * count} seed=1"),
             )
             run, peaks = deployment.run(folder / "app"), {"superlink": 0, "serverapp": 0}
-            link = next(each.pid for each in deployment.processes if "superlink" in each.args[0])
+            link = deployment.processes[0].pid
             while run.poll() is None:
                 for each in (link, *descendants(link)):
                     part = "serverapp" if "serverapp" in command_of(each) else "superlink"

@@ -110,9 +110,9 @@ class Deployment:
         if self._certificates is not None and key is not None:
             trust = ["--root-certificates", self._certificates / "ca.crt"]
             trust = [*trust, "--auth-supernode-private-key", key]
-        ours = (sys.executable, "-m", "sizewise", "flower", "node", "--poll", "0.2")
-        ours = (*ours, "--heartbeat", "10")
-        flowers = ("flower-supernode", "--host", "127.0.0.1", "--port", str(free_port()))
+        ours = [sys.executable, "-m", "sizewise", "flower", "node"]
+        ours += ["--poll", "0.2", "--heartbeat", "10"]
+        flowers = ["flower-supernode", "--host", "127.0.0.1", "--port", str(free_port())]
         process = self.start(
             name,
             *(flowers if plain else ours),
