@@ -27,7 +27,13 @@ HERE = (
 APART = ("memory.py", "outside.py", "startup.py", "peers/compare.py", "peers/scale.py")
 """They start processes of their own."""
 
-OTHERS = ("flower.py", "peers/bare.py", "peers/sizewise_run.py", "peers/sizewise_together.py")
+OTHERS = (
+    "flower.py",
+    "fleet.py",
+    "peers/bare.py",
+    "peers/sizewise_run.py",
+    "peers/sizewise_together.py",
+)
 
 PEERS = (
     "peers/flower_client.py",
@@ -153,6 +159,13 @@ def test_the_side_without_flower_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     result = names["here"](names["make_config"](2, 2, tiny), tmp_path / "here")
     assert len(result["state_sha256"]) == 64
     assert len(names["seconds"](tmp_path / "here")) == 1
+
+
+def test_updates_in_fewer_bytes_are_compared() -> None:
+    """The other parts of it start deployments, which tests/flower has of its own."""
+    (table,) = tables(smoke("fleet.py", "upload"))
+    assert [row[0] for row in table[1:]] == ["full", "bf16", "int8", "topk"]
+    assert [row[2] for row in table[1:3]] == ["100.0%", "50.0%"]
 
 
 @pytest.mark.parametrize("script", PEERS)

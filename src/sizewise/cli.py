@@ -19,6 +19,7 @@ from sizewise import __version__
 from sizewise.common.cores import CORES
 from sizewise.common.heap import keep_freed
 from sizewise.errors import ConfigError, SizewiseError
+from sizewise.flower.commands import flower
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -73,7 +74,6 @@ def _before(
     """Federated learning for devices of every size: budgets in bytes, one model."""
 
 
-flower = typer.Typer(help="Many machines: apps for Flower.", no_args_is_help=True)
 app.add_typer(flower, name="flower")
 
 

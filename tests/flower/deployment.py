@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE = 240.0
@@ -34,6 +35,7 @@ class Deployment:
     Attributes:
         address: Where the SuperLink listens.
         home: Flower's own folder, with the connections that `flwr` knows.
+        processes: All that were started here.
     """
 
     def __init__(self, folder: Path, certificates: Path | None = None) -> None:
@@ -42,7 +44,7 @@ class Deployment:
         self.home.mkdir(parents=True)
         self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         scripts = Path(sys.executable).parent
         self._environment = {
             **os.environ,
@@ -56,8 +58,13 @@ class Deployment:
         config = f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "{self.address}"\n'
         (self.home / "config.toml").write_text(config + trust + "\n")
 
-    def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        """Start a process that writes to a log of this name."""
+    def start(
+        self, name: str, *command: str | Path, group: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process that writes to a log of this name, perhaps in a cgroup."""
+        if group is not None:
+            enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+            command = ("sh", "-c", enter, "sh", *command)
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
                 [str(part) for part in command],
@@ -68,7 +75,7 @@ class Deployment:
                 cwd=self._folder,
                 start_new_session=True,
             )
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def superlink(self) -> subprocess.Popen[bytes]:
@@ -88,24 +95,34 @@ class Deployment:
             return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
     def supernode(
-        self, number: int, settings: str, key: Path | None = None, patience: float = PATIENCE
+        self,
+        number: int,
+        settings: str,
+        key: Path | None = None,
+        patience: float = PATIENCE,
+        plain: bool = False,
+        group: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start the SuperNode of a device and wait until the SuperLink knows it."""
-        name = f"supernode-{number}"
-        before = self.log(name).count("SuperNode ID")
+        """Start the node of a device, ours or Flower's, and wait until the SuperLink knows it."""
+        name, said = f"supernode-{number}", "SuperNode ID" if plain else "joined as node"
+        before = self.log(name).count(said)
         trust: Sequence[str | Path] = ["--insecure"]
         if self._certificates is not None and key is not None:
             trust = ["--root-certificates", self._certificates / "ca.crt"]
             trust = [*trust, "--auth-supernode-private-key", key]
+        ours = [sys.executable, "-m", "sizewise", "flower", "node"]
+        ours += ["--poll", "0.2", "--heartbeat", "10"]
+        flowers = ["flower-supernode", "--host", "127.0.0.1", "--port", str(free_port())]
         process = self.start(
             name,
-            *("flower-supernode", *trust, "--superlink", self.address),
-            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *(flowers if plain else ours),
+            *(*trust, "--superlink", self.address),
             *("--node-config", f"partition-id={number} {settings}"),
+            group=group,
         )
 
         def known() -> bool:
-            return self.log(name).count("SuperNode ID") > before
+            return self.log(name).count(said) > before
 
         self.wait_for(known, f"{name} to be known", process, patience)
         return process
@@ -159,8 +176,24 @@ class Deployment:
                         end(int(entry.name))
                 except OSError:
                     continue  # It ended by itself, or is somebody else's.
-        for process in self._processes:
+        for process in self.processes:
             process.wait(PATIENCE)
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[Path]:
+    """Yield a cgroup of at most so many bytes, inside that of this process; OSError: none here."""
+    rows = [row.split(":", 2) for row in Path("/proc/self/cgroup").read_text().splitlines()]
+    own = {name: path.lstrip("/") for _, names, path in rows for name in names.split(",")}
+    top, controller = Path("/sys/fs/cgroup"), "memory" if "memory" in own else ""
+    folder = top / controller / own[controller] / f"sizewise-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        name = "memory.limit_in_bytes" if controller else "memory.max"
+        (folder / name).write_text(str(-(-limit // 4096) * 4096))  # In whole pages.
+        yield folder
+    finally:
+        folder.rmdir()
 
 
 def end(pid: int) -> None:

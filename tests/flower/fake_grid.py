@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -36,6 +37,7 @@ class FakeGrid(Grid):
         tamper: What happens to replies on their way.
         asked: The types of all messages, with the node that got them.
         held: Replies that were not delivered yet, by message id.
+        keys: The public key of each node, by its id.
     """
 
     def __init__(self, configs: Iterable[dict[str, Any]]) -> None:
@@ -43,6 +45,7 @@ class FakeGrid(Grid):
         self.tamper: Tamper = honest
         self.asked: list[tuple[str, int]] = []
         self.held: dict[str, Message] = {}
+        self.keys: dict[int, bytes] = {}
         self._replies: dict[str, Message] = {}
         self._next = 100
         # Flower tells every process what it is a part of; a message cannot be made without.
@@ -69,6 +72,9 @@ class FakeGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(message) for message in messages]

@@ -97,10 +97,10 @@ def test_a_killed_server_goes_on_where_it_was(
 ) -> None:
     app = app_of(tmp_path)
     first = deployment.run(app)
-    trained = [deployment.log(f"supernode-{n}").count("Receiving: train") for n in range(3)]
+    trained = [deployment.log(f"supernode-{n}").count("received train") for n in range(3)]
 
     def in_second_round() -> bool:
-        logs = [deployment.log(f"supernode-{n}").count("Receiving: train") for n in range(3)]
+        logs = [deployment.log(f"supernode-{n}").count("received train") for n in range(3)]
         return bool(lines(tmp_path, "history.jsonl")) and logs[0] >= trained[0] + 2
 
     deployment.wait_for(in_second_round, "the second round")
@@ -120,11 +120,11 @@ def test_a_killed_server_goes_on_where_it_was(
 def test_a_node_killed_in_mid_round_is_reported_and_may_come_back(
     deployment: Deployment, nodes: dict[int, Any], tmp_path: Path
 ) -> None:
-    before = deployment.log("supernode-2").count("Receiving: train")
+    before = deployment.log("supernode-2").count("received train")
     run = deployment.run(app_of(tmp_path, rounds=3))
 
     def at_work() -> bool:
-        return deployment.log("supernode-2").count("Receiving: train") >= before + 2
+        return deployment.log("supernode-2").count("received train") >= before + 2
 
     deployment.wait_for(at_work, "device 2 to begin its second round", run)
     deployment.kill(nodes[2])

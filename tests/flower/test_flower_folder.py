@@ -1,6 +1,8 @@
 """`sizewise flower new` and `sizewise run --engine flower`, as a user meets them."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sizewise import cli
+from sizewise import __version__, cli
 from sizewise import config as configs
 
 
@@ -58,6 +60,44 @@ def test_its_apps_can_be_imported(folder: Path) -> None:
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["ClientApp", "ServerApp"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "program", "words"),
+    [
+        ("sizewise-node@", "sizewise", ["sizewise", "flower", "node"]),
+        ("sizewise-superlink", "flower-superlink", ["flower-superlink"]),
+    ],
+)
+def test_its_units_start_what_they_name(
+    unit: str, program: str, words: list[str], folder: Path
+) -> None:
+    pytest.importorskip("flwr")
+    path = folder / f"deploy/{unit}.service"
+    text = path.read_text()
+    command = re.search(r"ExecStart=(/opt/sizewise/bin/(.*?))\n[A-Z]", text, re.S)
+    assert command
+    assert command[2].split()[: len(words)] == words
+    module = {"sizewise": ["-m", "sizewise"]}.get(
+        program, [str(Path(sys.executable).with_name(program))]
+    )
+    shown = subprocess.run(
+        [sys.executable, *module, *words[1:], "--help"], capture_output=True, text=True, check=True
+    )
+    options = re.findall(r"(--[a-z-]+)", command[2])
+    assert len(options) >= 5
+    assert [option for option in options if option not in shown.stdout] == []
+    if (verify := shutil.which("systemd-analyze")) is not None:
+        path.write_text(text.replace(command[1].split()[0], "/bin/true"))
+        done = subprocess.run([verify, "verify", path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert str(path.name) not in done.stderr
+
+
+def test_its_container_has_this_version(folder: Path) -> None:
+    text = (folder / "deploy/Containerfile").read_text()
+    assert f'"sizewise[flower]=={__version__}"' in text
+    assert text.splitlines()[-1] == 'ENTRYPOINT ["sizewise", "flower", "node"]'
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(

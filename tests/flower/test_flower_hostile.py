@@ -87,18 +87,39 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Messa
     return apply
 
 
-def arrays(**fields: Any) -> Callable[[Message], Message]:
-    """Return a change to how the first tensor describes itself."""
+def indexed(change: Callable[[list[Any]], Any], extra: bytes = b"") -> Callable[[Message], Message]:
+    """Return a change to the index of a reply's tensors, and bytes to append to them."""
 
     def apply(reply: Message) -> Message:
-        record = reply.content["tensors"]
-        name = next(iter(record))
-        old = record[name]
+        (array,) = reply.content["tensors"].values()
+        start = 4 + int.from_bytes(array.data[:4], "little")
+        index = json.loads(array.data[4:start])
+        index = change(index) or index
+        text = index if isinstance(index, bytes) else json.dumps(index).encode()
+        data = len(text).to_bytes(4, "little") + text + array.data[start:] + extra
+        return arrays(data=data)(reply)
+
+    return apply
+
+
+def arrays(**fields: Any) -> Callable[[Message], Message]:
+    """Return a change to the array that holds all tensors."""
+
+    def apply(reply: Message) -> Message:
+        ((name, old),) = reply.content["tensors"].items()
         parts = {key: getattr(old, key) for key in ("dtype", "shape", "stype", "data")}
-        record[name] = Array(**{**parts, **fields})
+        reply.content["tensors"] = ArrayRecord({name: Array(**{**parts, **fields})})
         return reply
 
     return apply
+
+
+def typed(kind: str) -> Callable[[list[Any]], None]:
+    return lambda index: index[0].__setitem__(1, kind)
+
+
+def shaped(*shape: Any) -> Callable[[list[Any]], None]:
+    return lambda index: index[0].__setitem__(2, list(shape))
 
 
 def report(**fields: Any) -> Callable[[Message], Message]:
@@ -167,6 +188,7 @@ HOSTILE: dict[str, tuple[Callable[[Message], Message], str]] = {
     "NaN": (tensors(spoil(float("nan"))), "not finite"),
     "infinite": (tensors(spoil(float("-inf"))), "not finite"),
     "missing tensor": (tensors(lambda held: held.pop(first(held))), "is missing"),
+    "no record of tensors": (content(tensors=None), "is missing"),
     "no tensors": (tensors(lambda held: held.clear()), "is missing"),
     "extra tensor": (
         tensors(lambda held: held.update(evil=torch.zeros(2))),
@@ -176,12 +198,28 @@ HOSTILE: dict[str, tuple[Callable[[Message], Message], str]] = {
         tensors(lambda held: held.update({first(held): torch.zeros(3_000_000)})),
         "it sends 12,0",
     ),
-    "bytes that do not fit the shape": (arrays(data=b"\0" * 5), "has 5 bytes"),
-    "a huge shape without bytes": (arrays(shape=(2**40, 2**40)), "do not make a float32"),
-    "a negative shape": (arrays(shape=(-1, 4)), "do not make a float32"),
-    "an unknown dtype": (arrays(dtype="object"), "of 'object'"),
-    "a pickle": (arrays(stype="pickle"), "is 'pickle'"),
-    "a npy file": (arrays(stype="numpy.ndarray"), "is 'numpy.ndarray'"),
+    "bytes that nobody describes": (indexed(lambda index: None, b"\0" * 5), "bytes, and"),
+    "tensors without their bytes": (indexed(lambda index: index.append(index[0])), "twice"),
+    "a longer tensor than came": (indexed(shaped(999, 9)), "its index of tensors is about"),
+    "a huge shape without bytes": (indexed(shaped(2**40, 2**40)), "its index of tensors is about"),
+    "a shape beyond all numbers": (indexed(shaped(2**60)), "no name, type and shape"),
+    "a negative shape": (indexed(shaped(-1, 4)), "no name, type and shape"),
+    "a shape of many dimensions": (indexed(shaped(*[1] * 99)), "no name, type and shape"),
+    "a shape of truths": (indexed(shaped(True, 4)), "no name, type and shape"),
+    "an entry with an offset": (indexed(lambda index: index[0].append(0)), "no name, type and"),
+    "an unknown dtype": (indexed(typed("object")), "of type 'object'"),
+    "another dtype of the same size": (indexed(typed("int32")), "is torch.int32"),
+    "an index that is not JSON": (indexed(lambda index: b"["), "not a JSON list"),
+    "an index of another kind": (indexed(lambda index: b"{}"), "not a JSON list"),
+    "an index nested too deep": (indexed(lambda index: b"[" * 100_000), "not a JSON list"),
+    "an index longer than the message": (arrays(data=b"\xff\xff\xff\x7f[]"), "is longer than"),
+    "no index": (arrays(data=b""), "is longer than"),
+    "a pickle": (arrays(stype="pickle"), "one 'raw' array"),
+    "a npy file": (arrays(stype="numpy.ndarray"), "one 'raw' array"),
+    "two arrays": (
+        content(tensors=ArrayRecord({name: Array("uint8", (0,), "raw", b"") for name in "ab"})),
+        "one 'raw' array",
+    ),
     "wrong round": (report(round=1), "is of round 2, expected that of round 1"),
     "another device": (report(device=2), "is of device 2, expected that of device 1"),
     "another plan": (report(plan="0" * 64), "follows another plan"),
@@ -196,8 +234,8 @@ HOSTILE: dict[str, tuple[Callable[[Message], Message], str]] = {
     "text for a number": (report(samples="many"), "must be a whole number"),
     "an unknown key": (report(admin=True), "unknown key"),
     "memory that is no hash": (report(memory="../../etc/passwd"), "not a hash"),
-    "no report": (content(report=None), "expected three"),
-    "a fourth record": (content(more=ConfigRecord()), "expected three"),
+    "no report": (content(report=None), "its record 'report' is missing"),
+    "another record": (content(more=ConfigRecord()), "'more' came, which nobody asked for"),
     "tensors of another kind": (content(tensors=ConfigRecord()), "not an array record"),
     "a report of another kind": (content(report=ArrayRecord()), "no text of reasonable length"),
     "a report that is not JSON": (content(report=ConfigRecord({"json": "{"})), "not a JSON object"),
@@ -253,8 +291,8 @@ def test_another_devices_view_is_refused_though_its_shapes_fit(bench: Bench) -> 
 
     def replay(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 102:
-            records = {name: kept[0].content[name] for name in ("tensors", "sample_payload")}
-            reply.content = RecordDict({"report": wire.write(said), **records})
+            tensors = kept[0].content["tensors"]
+            reply.content = RecordDict({"report": wire.write(said), "tensors": tensors})
         return reply
 
     bench.grid.tamper = replay

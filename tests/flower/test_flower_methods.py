@@ -97,6 +97,22 @@ def test_validation_samples_stay_on_their_nodes(
     assert not (tmp_path / "stopping").exists()
 
 
+@pytest.mark.parametrize("upload", ["bf16", "int8", "topk"])
+@pytest.mark.parametrize("name", ["fedavg", "fedrolex", "depthfl"])
+def test_updates_in_fewer_bytes_have_the_same_bits(name: str, upload: str, tmp_path: Path) -> None:
+    """Also of methods whose devices remember something, or hold another part in every round."""
+    config = config_of(name, rounds=3)
+    full = in_process(config, tmp_path / "full")
+    config = replace(config, recipe=replace(config.recipe, upload=upload))
+    expected = in_process(config, tmp_path / "here")
+    result = serve(grid_of(config), config, tmp_path / "there", poll=0)
+    assert expected["state_sha256"] == result["state_sha256"] != full["state_sha256"]
+    assert facts(tmp_path / "there") == facts(tmp_path / "here")
+    assert expected["refused"] == full["refused"]
+    share = expected["bytes_up"] / full["bytes_up"]
+    assert share == pytest.approx({"bf16": 0.5, "int8": 0.25, "topk": 0.2}[upload], abs=0.08)
+
+
 def test_the_page_names_every_method() -> None:
     page = Path(__file__).resolve().parents[2] / "docs/flower.md"
     rows = re.findall(r"^\| \[([a-z-]+)\]\(methods/.*\| yes \| (.*)\|$", page.read_text(), re.M)

@@ -24,11 +24,11 @@ import subprocess
 from fake_grid import FakeGrid
 from flwr.app import Context, RecordDict
 
+from sizewise.flower import usage
 from sizewise.flower.node import (
     Node,
     budget_of,
     device_of,
-    free_memory,
 )
 from sizewise.flower.own_data import like_the_others
 from sizewise.flower.server import serve
@@ -55,21 +55,24 @@ def test_what_it_has() -> None:
         budget_of(context(memory="much"))
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "expected"),
-    [("max\n", "7\n", 4096 * 1024), ("5000\n", "2000\n", 3000), ("5000\n", "6000\n", 1)],
-)
-def test_free_memory_is_that_of_the_container(
-    limit: str, used: str, expected: int, tmp_path: Path
-) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:  4096 kB\n")
-    assert free_memory(tmp_path) == 4096 * 1024
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(limit)
-    (group / "memory.current").write_text(used)
-    assert free_memory(tmp_path) == expected
+def test_what_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "available", lambda root: usage.RESERVE + 1000)
+    assert budget_of(context(memory="free")) == 1000
+    assert budget_of(context(memory=1000)) == 1000
+    with pytest.raises(ConfigError, match=r"48,001,000 are left here; .* 500 bytes more"):
+        budget_of(context(memory=1500))
+    monkeypatch.setattr(usage, "available", lambda root: usage.RESERVE - 9)
+    with pytest.raises(ConfigError, match="memory='free' needs 48,000,001 bytes"):
+        budget_of(context(memory="free"))
+
+
+def test_a_plan_that_no_longer_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "available", lambda root: usage.RESERVE + 1000)
+    plan, here = {"device": 1, "predicted": 800}, context(partition_id=1, memory=900)
+    Node()._check(plan, 50, here)
+    with pytest.raises(ConfigError, match="need 1,004 bytes, and it has no more than 1,000 now"):
+        Node()._check(plan, 51, here)
+    Node()._check(plan, 51, context(partition_id=1))  # Nobody said what it has.
 
 
 def test_telling_its_budget_does_not_import_torch() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Shards
 from sizewise.errors import DataError, SizewiseError
+from sizewise.exchange import compression
 from sizewise.exchange.plan import Plan, Refusal, Submodel, Update, read_plan
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, cut
@@ -84,7 +85,7 @@ class DeviceRunner:
         from sizewise.engines import together  # Not needed, and slow to import, for most runs.
 
         submodel = plans[0].submodel
-        if len(plans) < 2 or submodel in self._apart:
+        if len(plans) < 2 or submodel in self._apart or self.method.task.recipe.upload != "full":
             return None
         shards = [self._shard(plan.device) for plan in plans]
         if not together.possible(self.method, plans[0], shards):
@@ -110,13 +111,15 @@ class DeviceRunner:
 
     def work(self, plan: Plan, tensors: Tensors, device_state: Tensors) -> Update | Refusal:
         """Do a device's work for one round, given what it received and what it remembers."""
-        shard = self._shard(plan.device)
+        shard, recipe = self._shard(plan.device), self.method.task.recipe
         self.method.submodels.release(plan.submodel)
         start = time.perf_counter()
+        received = compression.kept(tensors, recipe)
         try:
             if len(shard) == 0:
                 raise DataError("it holds no training data")
-            update = self.method.train(plan, tensors, shard, device_state)
+            own = compression.own_state(device_state)
+            update = self.method.train(plan, tensors, shard, own)
         except SizewiseError as error:
             return refusal(plan, str(error))
         except ValueError as error:
@@ -124,7 +127,10 @@ class DeviceRunner:
             if len(shard) > 1:
                 raise
             return refusal(plan, f"it cannot train on a single sample: {error}")
-        return _judged(replace(update, seconds=time.perf_counter() - start))
+        outcome = _judged(replace(update, seconds=time.perf_counter() - start))
+        if isinstance(outcome, Refusal):
+            return outcome
+        return compression.encoded(outcome, received, device_state, recipe)
 
     def rest(self) -> None:
         """Give back what this process holds of an accelerator, so that others can use it."""

@@ -18,6 +18,7 @@ class RoundPolicy:
         attempts: How often in a row a round may fail for want of updates before the run stops.
         nodes: Devices that must be connected before the first round; default: the whole fleet.
         wait: Seconds to wait for them.
+        keys: A folder of public keys, `3.pub` for device 3; a node with another key is refused.
     """
 
     deadline: float = 3600.0
@@ -26,6 +27,7 @@ class RoundPolicy:
     attempts: int = 3
     nodes: int | None = None
     wait: float = 300.0
+    keys: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline < float("inf") or not 0 <= self.wait < float("inf"):

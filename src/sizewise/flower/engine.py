@@ -26,11 +26,12 @@ from sizewise.engines.local import LocalEngine
 from sizewise.errors import EngineError, TooFewUpdates, UpdateRefused
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.state import State
-from sizewise.exchange.view import Tensors, cut
+from sizewise.exchange.view import Tensors, cut, size_in_bytes
 from sizewise.families.base import Method
 from sizewise.flower import replies as flower_replies
 from sizewise.flower import wire
 from sizewise.flower.journal import Journal
+from sizewise.flower.metrics import Metrics
 from sizewise.flower.own_data import told
 from sizewise.flower.roster import Member, Roster
 from sizewise.training.evaluation import Score
@@ -57,7 +58,7 @@ class FlowerEngine:
     validates = False
 
     def __init__(self, grid: Grid, poll: float = 0.5) -> None:
-        self.journal = Journal()
+        self.journal, self.metrics = Journal(), Metrics()
         self.roster = Roster(grid, self.journal, poll)
         self._grid, self._poll = grid, poll
         # Messages that were given up, in case that a reply comes after all.
@@ -72,6 +73,7 @@ class FlowerEngine:
         # A node with data of its own has to see it as all others see theirs.
         self._common = {"config": config.to_dict(), "data": plain(told(dataset))}
         self.journal.open(Path(partition).parent)
+        self.metrics.open(Path(partition).parent)
 
     def train(self, state: State, plans: Sequence[Plan]) -> Iterator[Outcome]:
         """Yield what each plan's device sent back, in the order of the plans."""
@@ -94,6 +96,8 @@ class FlowerEngine:
         while given < len(plans):
             if given in outcomes:
                 outcome = outcomes.pop(given)
+                received = size_in_bytes(outcome.tensors) if isinstance(outcome, Update) else 0
+                self.metrics.answered(plans[given].device, outcome, received)
                 if isinstance(outcome, Refusal):
                     refused[outcome.device] = outcome.reason
                 yield outcome
@@ -117,9 +121,11 @@ class FlowerEngine:
                     reason = SPARE if spare else flower_replies.GONE if gone else LATE
                     outcomes[sent.pop(message_id)] = refusal(plan, reason)
                     self._overdue[message_id] = plan, members[plan.device].node
+            self.metrics.write(len(now))
             if given not in outcomes:
                 time.sleep(self._poll)
                 self.roster.refresh()
+        self.metrics.write(len(self.roster.members), now=True)
         if updates < min(policy.minimum, len(plans)):
             raise self._abandoned(plans[0].round + 1, updates, refused)
 
@@ -144,6 +150,7 @@ class FlowerEngine:
         tensors = cut(state.tensors, self._method.submodels.view(plan.submodel))
         tensors |= self._method.payload(state, plan)
         order = {"plan": text, "memory": _version(state, plan.device)}
+        self.metrics.asked(plan.device, plan.round + 1, size_in_bytes(tensors))
         return self._send(member, MessageType.TRAIN, order, tensors) or refusal(plan, UNSENT)
 
     def _send(

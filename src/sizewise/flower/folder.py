@@ -8,6 +8,7 @@ import tomli_w
 from sizewise.config import Config
 from sizewise.data import memory
 from sizewise.errors import ConfigError
+from sizewise.flower import units
 
 _PACKAGE = "sizewise_app"
 
@@ -79,6 +80,7 @@ def write(folder: Path, config: Config) -> None:
         f"{_PACKAGE}/server_app.py": _SERVER,
         f"{_PACKAGE}/client_app.py": _CLIENT,
         f"{_PACKAGE}/config.toml": tomli_w.dumps(config.to_dict()),
+        **units.files(),
     }
     try:
         for path, text in files.items():

@@ -3,7 +3,8 @@
 A node is told who it is by its owner, in `flower-supernode --node-config`:
 
     partition-id   the number of the device that it is
-    memory         its budget, such as "20MB"; "free" measures what the machine has left
+    memory         its budget for a training step, such as "20MB"; "free": what is left here, but
+                   for what the process itself needs
     data           a folder or file of its own; without it, its share of the run's data set
     state-dir      a folder for what it remembers, so that it outlives a restart of the server
 
@@ -12,18 +13,18 @@ Torch is imported when there is something to train, not to tell the budget.
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sizewise.common.structure import parse_bytes, plain
 from sizewise.engines import FACTS
 from sizewise.errors import ConfigError, DataError, SizewiseError
-from sizewise.flower import wire
+from sizewise.flower import usage, wire
+from sizewise.flower.identity import software
 
 if TYPE_CHECKING:
     from sizewise.engines.device_runner import DeviceRunner
@@ -51,7 +52,10 @@ class Node:
         """Tell which device this is, and what it has."""
         try:
             said = wire.Announcement(
-                device_of(context), budget_of(context), own_data="data" in context.node_config
+                device_of(context),
+                budget_of(context),
+                own_data="data" in context.node_config,
+                software=software(str(wire.read(message.content, "order").get("model", ""))),
             )
         except SizewiseError as error:
             said = wire.Announcement(refusal=str(error))
@@ -68,10 +72,11 @@ class Node:
         tensors: Tensors = {}
         told: Tensors = {}
         try:
-            self._check(asked, context)
+            parcel = wire.Parcel(message.content["tensors"])
+            self._check(asked, parcel.size, context)
             runner, versions = self._runner(order, context), self._versions(order, context)
             known = versions.read(order["memory"]) if order["memory"] else {}
-            outcome = runner.work(runner.read_plan(asked), _tensors(message), known or {})
+            outcome = runner.work(runner.read_plan(asked), parcel.tensors(), known or {})
             if isinstance(outcome, Update):
                 tensors, told, kept = outcome.tensors, outcome.sample_payload, outcome.device_state
                 version = versions.write(kept, order["memory"]) if kept else ""
@@ -81,7 +86,9 @@ class Node:
                 report = replace(report, refusal=outcome.reason)
         except SizewiseError as error:
             report = replace(report, refusal=str(error))
-        packed = {"tensors": wire.pack(tensors), "sample_payload": wire.pack(told)}
+        # Every record costs requests: what is empty is left out.
+        parts = {"tensors": tensors, "sample_payload": told}
+        packed = {name: wire.pack(part) for name, part in parts.items() if part}
         return Message(
             RecordDict({"report": wire.write(plain(report)), **packed}), reply_to=message
         )
@@ -96,18 +103,28 @@ class Node:
         if memory is None:
             raise DataError("it no longer has the model that it trained")
         devices = {order["device"]: memory}
-        state = State(_tensors(message), metadata=order["metadata"], devices=devices)
+        state = State(
+            wire.unpack(message.content["tensors"]), metadata=order["metadata"], devices=devices
+        )
         score = evaluation.total(self._runner(order, context).evaluate(state, order["size"]))
         return Message(RecordDict({"score": wire.write(plain(score))}), reply_to=message)
 
-    def _check(self, plan: dict[str, Any], context: Context) -> None:
-        """Raise if a plan is for another device, or for more bytes than this one has by now."""
+    def _check(self, plan: dict[str, Any], message: int, context: Context) -> None:
+        """Raise if a plan is for another device, or needs more bytes than this one has by now."""
         if plan["device"] != (device := device_of(context)):
             raise ConfigError(f"it is device {device}, and the plan is for device {plan['device']}")
-        budget = budget_of(context) if "budget" in plan else None
-        if budget is not None and (needed := plan.get("predicted", 0)) > budget:
+        # Read anew: somebody else may have taken what was there when it joined.
+        budget, needed = budget_of(context), plan.get("predicted")
+        if budget is None or needed is None:
+            return
+        if needed > budget:
             raise ConfigError(
                 f"its plan needs {needed:,} bytes, and it has no more than {budget:,} now"
+            )
+        if (needed := needed + usage.COPIES * message) > (here := usage.room()):
+            raise ConfigError(
+                f"its plan and its message need {needed:,} bytes, and it has no more than "
+                f"{here:,} now"
             )
 
     def _runner(self, order: dict[str, Any], context: Context) -> "DeviceRunner":
@@ -142,11 +159,6 @@ class Node:
         return Versions(context.state, folder)
 
 
-def _tensors(message: Message) -> "Tensors":
-    record = message.content["tensors"]
-    return wire.unpack(record) if isinstance(record, ArrayRecord) else {}
-
-
 def device_of(context: Context) -> int:
     """Return the number of the device that a node is."""
     number = context.node_config.get("partition-id")
@@ -159,25 +171,22 @@ def device_of(context: Context) -> int:
 
 
 def budget_of(context: Context) -> int | None:
-    """Return a node's bytes, as its owner gave them; None if nothing was said."""
+    """Return a node's bytes, as its owner gave them; None if nothing was said.
+
+    Raises:
+        ConfigError: They are no bytes, or the machine does not have them.
+    """
     given = context.node_config.get("memory")
     if given is None:
         return None
-    return free_memory() if given == "free" else parse_bytes(given, "a node's memory")
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this machine, or the container around this process, has left."""
-    left = []
-    meminfo, group = root / "proc/meminfo", root / "sys/fs/cgroup"
-    if meminfo.is_file():
-        rows = (line.split() for line in meminfo.read_text().splitlines())
-        left += [int(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:"]
-    if not left:
-        left.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    try:
-        limit, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
-        left.append(int(limit) - int(used))
-    except (OSError, ValueError):
-        pass  # No container, or one without a limit, which reads "max".
-    return max(1, min(left))
+    here = usage.room()
+    if given == "free" and here > 0:
+        return here
+    wanted = 1 if given == "free" else parse_bytes(given, "a node's memory")
+    if wanted > here:
+        raise ConfigError(
+            f"a node with memory={given!r} needs {wanted + usage.RESERVE:,} bytes beside those of "
+            f"the waiting process, and {max(0, here + usage.RESERVE):,} are left here; lower "
+            f"memory, or give the machine or container {wanted - here:,} bytes more"
+        )
+    return wanted

@@ -10,12 +10,13 @@ import re
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from torch import Tensor
 
 from sizewise.engines import FACTS, Outcome
 from sizewise.engines.device_runner import refusal
 from sizewise.errors import UpdateRefused
+from sizewise.exchange import compression
 from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
@@ -62,17 +63,17 @@ def read(
             raise UpdateRefused(_FAILURES.get(reply.error.code, failure))
         if reply.metadata.src_node_id != member.node:
             raise UpdateRefused("the reply came from another node than was asked")
-        if reply.content.keys() != {"report", "tensors", "sample_payload"}:
-            raise UpdateRefused(f"the records {sorted(reply.content)!r:.200} came, expected three")
+        if odd := reply.content.keys() - {"report", "tensors", "sample_payload"}:
+            raise UpdateRefused(f"the record {min(odd)!r:.99} came, which nobody asked for")
         report = wire.read_as(wire.Report, reply.content, "report")
         _check_echo(report, plan, text)
         if report.refusal is not None:
             raise UpdateRefused(report.refusal[:500])
         _check_numbers(report, samples)
         traffic = method.traffic(plan, report.samples)
-        told = _sample_payload(reply.content["sample_payload"], traffic)
+        told = _sample_payload(reply.content.get("sample_payload"), traffic)
         required = method.submodels.trained_names(plan) if traffic.returns else frozenset[str]()
-        update = _update(report, reply.content["tensors"], plan, method, state, required)
+        update = _update(report, reply.content.get("tensors"), plan, method, state, required)
         return replace(update, sample_payload=told), report.forgot
     except UpdateRefused as error:
         return refusal(plan, str(error)), False
@@ -106,14 +107,17 @@ def _check_numbers(report: wire.Report, samples: int) -> None:
 
 def _sample_payload(record: object, traffic: Traffic) -> dict[str, Tensor]:
     """Return what a device tells of its samples, if it is what it was asked for."""
-    if not isinstance(record, ArrayRecord):
-        raise UpdateRefused("what it shares is not an array record")
-    room, sent = size_in_bytes(traffic.up), wire.weight(record)
-    if sent > room:
-        raise UpdateRefused(f"it shares {sent:,} bytes, and was asked for {room:,}")
-    told = wire.unpack(record)
+    parcel, room = _parcel(record), size_in_bytes(traffic.up)
+    if parcel.size > room:
+        raise UpdateRefused(f"it shares {parcel.size:,} bytes, and was asked for {room:,}")
+    told = parcel.tensors()
     traffic.check(told)
     return told
+
+
+def _parcel(record: object) -> wire.Parcel:
+    """Return the tensors of a record; none that is left out has none."""
+    return wire.Parcel(wire.pack({}) if record is None else record)
 
 
 def _update(
@@ -124,19 +128,21 @@ def _update(
     state: State,
     required: frozenset[str],
 ) -> Update:
-    if not isinstance(record, ArrayRecord):
-        raise UpdateRefused("its tensors are not an array record")
-    view = method.submodels.view(plan.submodel)
-    if extra := record.keys() - view.keys():
+    parcel, view = _parcel(record), method.submodels.view(plan.submodel)
+    recipe = method.task.recipe
+    names = {compression.base_name(n) if recipe.upload != "full" else n for n in parcel.index}
+    if extra := names - view.keys():
         raise UpdateRefused(f"tensor {min(extra)!r:.99} was never sent to this device")
-    room, sent = view_in_bytes(view, state.tensors), wire.weight(record)
-    if sent > room:
-        raise UpdateRefused(f"it sends {sent:,} bytes, and its view has {room:,}")
-    tensors = wire.unpack(record)
-    check(tensors, with_rows(view, report.rows, state.tensors), state.tensors)
-    if missing := required - tensors.keys():
+    room = view_in_bytes(view, state.tensors)
+    if parcel.size > room:
+        raise UpdateRefused(f"it sends {parcel.size:,} bytes, and its view has {room:,}")
+    if missing := required - names:
         raise UpdateRefused(f"tensor {min(missing)!r} is missing, which its plan trains")
     receipt = torch.tensor(list(bytes.fromhex(report.memory)), dtype=torch.uint8)
     remembered = {RECEIPT: receipt} if report.memory else {}
     facts = {name: getattr(report, name) for name in FACTS}
-    return Update(plan, tensors, device_state=remembered, **facts)
+    update = Update(plan, parcel.tensors(), device_state=remembered, **facts)
+    narrowed = with_rows(view, report.rows, state.tensors)
+    whole = compression.decoded(update, view, state.tensors, recipe).tensors
+    check(whole, narrowed, state.tensors)
+    return update

@@ -87,6 +87,7 @@ def _opened(engine: FlowerEngine, config: Config, out: Path) -> Iterator[Federat
     chosen = configs.load(out / "config.toml") if exists else config
     fleet, policy = chosen.fleet, chosen.engine.flower
     wanted = policy.nodes or sum(group.count for group in fleet.group) or fleet.devices
+    engine.roster.expect(chosen)
     # A run that was under way goes on without nodes that are gone for good.
     engine.roster.wait(wanted, policy.wait, policy.minimum if exists else wanted)
     if exists:

@@ -1,12 +1,15 @@
-"""What sizewise puts into Flower's records: tensors as plain buffers, everything else as JSON.
+"""What sizewise puts into Flower's records: tensors as one plain buffer, everything else as JSON.
 
-A tensor is an array of stype "raw": its elements in order, little-endian, with their type and shape
-beside them. Nothing in it can be executed, and nothing is parsed before its length is known.
+Flower sends every array in requests of its own, so all tensors of a record travel in one: the
+length of an index (4 bytes, little-endian), the index, then the elements of each tensor. The index
+is a JSON list of names, types and shapes, in the order of the elements. It has no offsets, so it
+cannot point elsewhere. Nothing can be executed, nothing is parsed before its length is known, and
+no tensor is made before all of the index is checked.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,15 +17,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from sizewise.common.structure import build
 from sizewise.errors import ConfigError, UpdateRefused
+from sizewise.flower.identity import Software
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from sizewise.exchange.view import Tensors
 
 T = TypeVar("T")
 
-RAW = "raw"
+RAW, WHOLE = "raw", "tensors"
+"""The kind of the one array of a record of tensors, and its name."""
+
+MOST_DIMENSIONS = 16
 LONGEST_TEXT = 10_000_000
 """Characters of JSON that are read at all; a plan or a report has a few thousand."""
 
@@ -35,12 +43,14 @@ class Announcement:
         device: The number of the device that it is.
         memory: Its bytes; None if its owner did not say.
         own_data: Whether it trains on a folder of its own, not on a share of the common data.
+        software: What it runs.
         refusal: Or: why it cannot take part.
     """
 
     device: int = -1
     memory: int | None = None
     own_data: bool = False
+    software: Software = field(default_factory=Software)
     refusal: str | None = None
 
 
@@ -77,47 +87,92 @@ class Report:
     forgot: bool = False
 
 
+class Parcel:
+    """The tensors of a record, checked but not made yet.
+
+    Attributes:
+        index: By name, the type and the shape of each tensor.
+        size: The bytes of all of them.
+    """
+
+    def __init__(self, record: object) -> None:
+        """Read the index; raise UpdateRefused if it is not exactly about the bytes that came."""
+        from sizewise.engines.shared_tensors import TYPES
+
+        array = record.get(WHOLE) if isinstance(record, ArrayRecord) and len(record) == 1 else None
+        if array is None or array.stype != RAW:
+            raise UpdateRefused(f"its tensors are not an array record with one {RAW!r} array")
+        start = 4 + int.from_bytes(array.data[:4], "little")
+        if not 4 < start <= min(len(array.data), LONGEST_TEXT):
+            raise UpdateRefused("its index of tensors is longer than what came, or than is read")
+        self.index: dict[str, tuple[torch.dtype, list[int]]] = {}
+        self.size = 0
+        self._elements = memoryview(array.data)[start:]
+        for entry in _entries(array.data[4:start]):
+            name, kind, shape = entry
+            if name in self.index:
+                raise UpdateRefused(f"tensor {name!r:.99} is in its index twice")
+            if kind not in TYPES:
+                raise UpdateRefused(f"tensor {name!r:.99} is of type {kind!r:.20}")
+            self.index[name] = TYPES[kind], shape
+            self.size += math.prod(shape) * TYPES[kind].itemsize
+        if self.size != len(self._elements):
+            raise UpdateRefused(
+                f"its index of tensors is about {self.size:,} bytes, and "
+                f"{len(self._elements):,} came"
+            )
+
+    def tensors(self) -> "dict[str, Tensor]":
+        """Return the tensors; each has memory of its own, and can be written to."""
+        import torch
+
+        made, end = {}, 0
+        for name, (kind, shape) in self.index.items():
+            start, end = end, end + math.prod(shape) * kind.itemsize
+            if start == end:
+                made[name] = torch.empty(shape, dtype=kind)
+            else:
+                own = bytearray(self._elements[start:end])
+                made[name] = torch.frombuffer(own, dtype=kind).reshape(shape)
+        return made
+
+
+def _entries(text: bytes) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield the entries of an index; raise UpdateRefused at the first that is none."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, list):
+        raise UpdateRefused("its index of tensors is not a JSON list")
+    for entry in entries:
+        match entry:
+            case [str(name), str(kind), list(shape)] if len(shape) <= MOST_DIMENSIONS and all(
+                type(n) is int and 0 <= n < 2**48 for n in shape
+            ):
+                yield name, kind, shape
+            case _:
+                raise UpdateRefused(f"{entry!r:.99} is no name, type and shape of a tensor")
+
+
 def pack(tensors: "Tensors") -> ArrayRecord:
-    """Return tensors as a record."""
-    return ArrayRecord({name: _array(tensor) for name, tensor in tensors.items()})
-
-
-def _array(tensor: "Tensor") -> Array:
+    """Return tensors as a record of one array."""
     import torch
 
-    kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return Array(kind, shape, RAW, flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"")
+    index, parts = [], []
+    for name, tensor in tensors.items():
+        index.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            parts.append(flat.view(torch.uint8).numpy().data)
+    text = json.dumps(index).encode()
+    data = b"".join([len(text).to_bytes(4, "little"), text, *parts])
+    return ArrayRecord({WHOLE: Array("uint8", (len(data),), RAW, data)})
 
 
-def weight(record: ArrayRecord) -> int:
-    """Return the bytes of a record's tensors."""
-    return sum(len(array.data) for array in record.values())
-
-
-def unpack(record: ArrayRecord) -> "dict[str, Tensor]":
-    """Return a record's tensors; raise UpdateRefused if one is not what it says it is."""
-    return {name: _tensor(name, array) for name, array in record.items()}
-
-
-def _tensor(name: str, array: Array) -> "Tensor":
-    import torch
-
-    from sizewise.engines.shared_tensors import TYPES
-
-    kind, shape = TYPES.get(array.dtype), array.shape
-    if array.stype != RAW or kind is None:
-        raise UpdateRefused(f"tensor {name!r:.99} is {array.stype!r:.20} of {array.dtype!r:.20}")
-    count = math.prod(shape) if all(type(n) is int and n >= 0 for n in shape) else -1
-    if count * kind.itemsize != len(array.data):
-        raise UpdateRefused(
-            f"tensor {name!r:.99} has {len(array.data):,} bytes, which do not make a {array.dtype} "
-            f"of shape {shape!r:.99}"
-        )
-    if count == 0:
-        return torch.empty(shape, dtype=kind)
-    # A copy: torch would warn about memory that it must not write to.
-    return torch.frombuffer(bytearray(array.data), dtype=kind).reshape(shape)
+def unpack(record: object) -> "dict[str, Tensor]":
+    """Return a record's tensors; raise UpdateRefused if they are not what their index says."""
+    return Parcel(record).tensors()
 
 
 def write(value: Mapping[str, Any]) -> ConfigRecord:

@@ -15,6 +15,7 @@ from sizewise.common.structure import plain
 from sizewise.config import Config
 from sizewise.engines import Engine
 from sizewise.errors import BudgetTooSmall, NobodyCanTrain, NothingMerged, UpdateRefused
+from sizewise.exchange import compression
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State, sha256
@@ -172,10 +173,12 @@ class Federation:
                     view = self.method.submodels.view(plan.submodel)
                     traffic = self.method.traffic(plan, outcome.samples)
                     rows = with_rows(view, outcome.rows, state.tensors)
+                    down = view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down)
+                    line = update_line(outcome, down, self.flops(outcome))  # Bytes as sent.
+                    recipe = self.config.recipe
+                    outcome = compression.decoded(outcome, view, state.tensors, recipe)
                     check(outcome.tensors, rows, state.tensors)
                     traffic.check(outcome.sample_payload)
-                    down = view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down)
-                    line = update_line(outcome, down, self.flops(outcome))
                     device = self.fleet.device(plan.device, plan.round)
                     took = clock.seconds(device, down, line["flops"], line["bytes_up"])
                     simulated = {} if took is None else {"device_seconds": took}

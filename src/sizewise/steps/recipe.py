@@ -56,6 +56,9 @@ class Recipe:
         eval_batch: Batch size of evaluation; matters when norms use batch statistics.
         eval_memory: Evaluate within this many bytes, part by part; see `frugal`.
         eval_every: Evaluate after every so many rounds, and always after the last.
+        upload: How devices send what they trained: as it is, or in fewer bytes; see
+            `exchange.compression`.
+        upload_share: Share of the entries that `upload = "topk"` sends, at most 0.5.
         server: What the server does with the merged update; see `server_optim`.
         server_lr: The server's step size (eta).
         server_momentum: Momentum of `fedavgm`; beta 1 of the adaptive server optimisers.
@@ -87,6 +90,8 @@ class Recipe:
     eval_batch: int = 500
     eval_memory: Bytes | None = None
     eval_every: int = 1
+    upload: Literal["full", "bf16", "int8", "topk"] = "full"
+    upload_share: float = 0.1
     server: Literal["fedavg", "fedavgm", "fedadam", "fedadamw", "fedyogi", "fedadagrad"] = "fedavg"
     server_lr: float = 1.0
     server_momentum: float = 0.9
@@ -122,6 +127,11 @@ class Recipe:
                 raise ConfigError(
                     f"recipe.{name} must be positive, not {value}; leave it out instead"
                 )
+        if not 0 < self.upload_share <= 0.5:
+            raise ConfigError(
+                f"recipe.upload_share must be above 0 and at most 0.5, not {self.upload_share}; "
+                f"beyond that, places and values weigh more than the whole update"
+            )
         for name in ("momentum", "server_momentum", "server_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"recipe.{name} must be in [0, 1), not {getattr(self, name)}")
