@@ -8,6 +8,7 @@ import pytest
 
 import second_device
 from sizewise import config as configs
+from sizewise.engines.packing import Accelerator
 from sizewise.engines.pool import PoolEngine
 from sizewise.errors import EngineError
 from sizewise.runs import session
@@ -95,13 +96,23 @@ def run(config: configs.Config, path: Path, pool: PoolEngine | None) -> str:
 
 
 def test_the_memory_is_used_and_never_exceeded(
-    pool: PoolEngine, ledger: Path, tmp_path: Path
+    pool: PoolEngine, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    promised: list[int] = []
+    promise = Accelerator.promise
+
+    def noting(self: Accelerator, worker: int, need: int) -> None:
+        promise(self, worker, need)
+        promised.append(sum(self._promised.values()))
+
+    monkeypatch.setattr(Accelerator, "promise", noting)
     for size, devices in ((100, 8), (200, 16), (400, 40)):
         second_device.start_counting(ledger, limit=size * 10**6)
+        promised.clear()
         run(config_of(f"{size}MB", devices), tmp_path / f"{size}", pool)
-        peak = second_device.counts(ledger)["peak"]
-        assert 0.8 * size * 10**6 <= peak <= size * 10**6
+        # Whether all who were promised memory have it at one moment is up to the machine's load.
+        assert 0.8 * size * 10**6 <= max(promised) <= size * 10**6
+        assert 0.5 * size * 10**6 <= second_device.counts(ledger)["peak"] <= size * 10**6
 
 
 def test_too_little_memory_is_a_smaller_packing(

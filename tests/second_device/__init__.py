@@ -6,6 +6,7 @@ build, once for each version of the source and of torch.
 """
 
 import fcntl
+import gc
 import hashlib
 import os
 import shutil
@@ -116,4 +117,5 @@ def counts(ledger: Path, device: int = 0) -> Mapping[str, int]:
 
 def start_counting(ledger: Path, limit: int = 0) -> None:
     """Write a file to count in, for devices of so many bytes each."""
+    gc.collect()  # What an earlier run left in this process must not be given back later.
     ledger.write_bytes(struct.pack("3q", 0, 0, limit) * COUNT)
