@@ -31,6 +31,7 @@ OTHERS = (
     "flower.py",
     "fleet.py",
     "peers/bare.py",
+    "peers/sizewise_channels_last.py",
     "peers/sizewise_run.py",
     "peers/sizewise_together.py",
 )

@@ -67,7 +67,7 @@ def pool() -> Iterator[PoolEngine]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in second_device.environment().items():
             patch.setenv(name, value)
-        engine = PoolEngine(2, placement.every("second"))
+        engine = PoolEngine(2, placement.every("secondary"))
         yield engine
         engine.close()
 
@@ -77,9 +77,9 @@ def test_every_method_ends_with_the_bits_of_the_cpu(
     method: str, pool: PoolEngine, tmp_path: Path
 ) -> None:
     expected = run(config_of(method), tmp_path / "cpu")
-    there = config_of(method, "second")
+    there = config_of(method, "secondary")
     torch.accelerator.reset_peak_memory_stats()
-    assert run(there, tmp_path / "second") == expected
+    assert run(there, tmp_path / "secondary") == expected
     assert torch.accelerator.max_memory_allocated() > 0
     assert run(there, tmp_path / "pool", pool) == expected
 
@@ -98,7 +98,7 @@ def test_recipes(recipe: dict[str, Any], tmp_path: Path) -> None:
     model = {"name": "preresnet8"}
     tables = {"model": model, "recipe": recipe, "rounds": 1}
     expected = run(config_of("fedavg", **tables), tmp_path / "cpu")
-    assert run(config_of("fedavg", "second:1", **tables), tmp_path / "second") == expected
+    assert run(config_of("fedavg", "secondary:1", **tables), tmp_path / "secondary") == expected
     assert expected["peak_bytes"]
 
 
@@ -109,21 +109,21 @@ def test_devices_that_train_together(tmp_path: Path) -> None:
             config_of("fedavg", device, model=model, engine={"together": 4, "device": device}),
             tmp_path / device,
         )
-        for device in ("cpu", "second")
+        for device in ("cpu", "secondary")
     ]
     assert found[0] == found[1]
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole = run(config_of("fedavg", "second", rounds=3), tmp_path / "whole")
-    run(config_of("fedavg", "second", rounds=2), tmp_path / "parts")
+    whole = run(config_of("fedavg", "secondary", rounds=3), tmp_path / "whole")
+    run(config_of("fedavg", "secondary", rounds=2), tmp_path / "parts")
     with session.resumed(tmp_path / "parts", overrides=["rounds=3"]) as federation:
         assert federation.run()["state_sha256"] == whole["state_sha256"]
 
 
 def test_what_is_exported_is_what_the_cpu_exports(tmp_path: Path) -> None:
     files = []
-    for device in ("cpu", "second"):
+    for device in ("cpu", "secondary"):
         run(config_of("heterofl", device), tmp_path / device)
         out = tmp_path / f"{device}.safetensors"
         deployment.export(tmp_path / device, out, memory=10**7)
@@ -134,12 +134,13 @@ def test_what_is_exported_is_what_the_cpu_exports(tmp_path: Path) -> None:
 
 def test_auto_is_the_accelerator_and_is_written_down(tmp_path: Path) -> None:
     run(config_of("fedavg", "auto", rounds=1), tmp_path / "run")
-    assert configs.load(tmp_path / "run" / "config.toml").engine.device == "second"
+    assert configs.load(tmp_path / "run" / "config.toml").engine.device == "secondary"
 
 
 def test_what_is_not_here_is_refused(tmp_path: Path) -> None:
-    for name in ("cuda", "second:2", "secnd", "meta"):
-        with pytest.raises(ConfigError, match=f"{name!r}, and this machine has cpu, second:0, s"):
+    for name in ("cuda", "secondary:2", "secnd", "meta"):
+        wanted = f"{name!r}, and this machine has cpu, secondary:0, s"
+        with pytest.raises(ConfigError, match=wanted):
             run(config_of("fedavg", name), tmp_path / "run")
     out = str(tmp_path / "run")
     said = CliRunner().invoke(app, ["run", "--set", "engine.device=cuda", "--out", out])
@@ -149,7 +150,7 @@ def test_what_is_not_here_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_was_left_behind_is_an_error() -> None:
-    there = torch.ones(3, device="second")
+    there = torch.ones(3, device="secondary")
     for operation in (
         torch.add,
         torch.mul,

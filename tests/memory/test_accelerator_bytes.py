@@ -35,7 +35,7 @@ def _no_garbage_is_collected() -> Iterator[None]:
 
 def allocated(name: str, recipe: Recipe, levers: Levers) -> int:
     """Return the most bytes that the device handed out for two steps of a model."""
-    before, there = torch.accelerator.memory_allocated(), torch.device("second:0")
+    before, there = torch.accelerator.memory_allocated(), torch.device("secondary:0")
     module, (inputs, labels) = placed(built(name), there), moved(batch(name), there)
     optimizer = make_optimizer(recipe, list(module.parameters()), recipe.lr, levers)
     torch.accelerator.reset_peak_memory_stats()
@@ -50,7 +50,7 @@ def predicted(name: str, recipe: Recipe, levers: Levers) -> int:
         *moved(batch(name), torch.device("meta")),
         optimizer=partial(make_optimizer, recipe, lr=recipe.lr, levers=levers),
         step=partial(training_step, levers=levers),
-        device=torch.device("second:0"),
+        device=torch.device("secondary:0"),
     ).peak
 
 

@@ -18,14 +18,14 @@ def test_every_device_is_tried() -> None:
         [*command, "--json"], capture_output=True, text=True, env=environment, check=True
     )
     found = {finding["device"]: finding for finding in json.loads(done.stdout)}
-    assert list(found) == ["cpu", "second:0", "second:1"]
+    assert list(found) == ["cpu", "secondary:0", "secondary:1"]
     for finding in found.values():
         # A step that nobody watches may give back a gradient a little earlier.
         assert 0.95 * finding["predicted"] < finding["allocated"] <= finding["predicted"]
         assert finding["repeats"]
         assert finding["as_cpu"]
         assert "trouble" not in finding
-    assert found["second:1"]["free"] <= found["second:1"]["total"]
+    assert found["secondary:1"]["free"] <= found["secondary:1"]["total"]
 
 
 def test_what_is_said() -> None:

@@ -1,4 +1,4 @@
-"""A second device for tests: `torch.device("second")`, built where a C++ compiler is present.
+"""A second device for tests: `torch.device("secondary")`, built where a C++ compiler is present.
 
 Its memory is counted, its kernels are the CPU's (`device.cpp`). So what trains on it must end with
 the CPU's bits, and a tensor that somebody forgot to move is an error. It takes about ten seconds to
@@ -24,7 +24,8 @@ import torch
 from torch.utils import cpp_extension
 
 SOURCE = Path(__file__).with_name("device.cpp")
-NAME, COUNT = "second", 2
+# torch gives every module a method of this name, which hides attributes that models call so.
+NAME, COUNT = "secondary", 2
 
 # What `import torch` looks for: it then loads the device by itself, also in worker processes.
 ENTRY_POINT = f"[torch.backends]\n{NAME} = second_device:load\n"
@@ -32,7 +33,7 @@ ENTRY_POINT = f"[torch.backends]\n{NAME} = second_device:load\n"
 
 def home() -> Path:
     """Return the folder of this version of the device."""
-    what = SOURCE.read_bytes() + torch.__version__.encode()
+    what = SOURCE.read_bytes() + f"{ENTRY_POINT}{torch.__version__}".encode()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "sizewise-second-device" / hashlib.sha256(what).hexdigest()[:16]
 

@@ -58,7 +58,7 @@ def config_of(memory: str, devices: int = 4) -> configs.Config:
             "data": {"train_limit": 20 * devices, "test_limit": 30},
             "fleet": {"devices": devices, "per_round": devices},
             "recipe": {"batch": 2, "epochs": 2, "eval_batch": 30},
-            "engine": {"device": "second:0", "device_memory": memory},
+            "engine": {"device": "secondary:0", "device_memory": memory},
         }
     )
 
@@ -75,7 +75,7 @@ def _pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all processes count together."""
-    file = tmp_path_factory.mktemp("second") / "ledger"
+    file = tmp_path_factory.mktemp("secondary") / "ledger"
     second_device.start_counting(file)
     return file
 
@@ -85,7 +85,7 @@ def pool(ledger: Path) -> Iterator[PoolEngine]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in second_device.environment(ledger).items():
             patch.setenv(name, value)
-        engine = PoolEngine(16, placement.every("second:0"))
+        engine = PoolEngine(16, placement.every("secondary:0"))
         yield engine
         engine.close()
 
@@ -122,14 +122,14 @@ def test_too_little_memory_is_a_smaller_packing(
     second_device.start_counting(ledger, limit=80_000_000)
     with caplog.at_level(logging.WARNING):
         found = run(config, tmp_path / "run", pool)
-    assert "second:0 was out of memory when" in caplog.text
+    assert "secondary:0 was out of memory when" in caplog.text
     assert second_device.counts(ledger)["peak"] <= 80_000_000
     assert found == run(config, tmp_path / "alone", None)
 
 
 def test_what_does_not_fit_alone_is_said(pool: PoolEngine, ledger: Path, tmp_path: Path) -> None:
     second_device.start_counting(ledger, limit=30_000_000)
-    with pytest.raises(EngineError, match=r"training the .* model takes .* bytes on second:0"):
+    with pytest.raises(EngineError, match=r"training the .* model takes .* bytes on secondary:0"):
         run(config_of("30MB"), tmp_path / "refused", pool)
     with pytest.raises(EngineError, match="out of memory with a single device in training"):
         run(config_of("100MB"), tmp_path / "alone", pool)
