@@ -146,8 +146,9 @@ def test_a_fleet_is_scaled() -> None:
     assert row[:2] == ["1,000", "10"]
 
 
-def test_devices_are_trained_together(capsys: pytest.CaptureFixture[str]) -> None:
-    run(BENCHMARKS / "peers/sizewise_together.py", "c", "--rounds", "1")
+@pytest.mark.parametrize("how", ["together", "channels_last"])
+def test_other_ways_do_the_same_work(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(BENCHMARKS / f"peers/sizewise_{how}.py", "c", "--rounds", "1")
     report = json.loads(capsys.readouterr().out)
     assert (report["clients"], report["steps"], report["samples"]) == (1000, 1000, 20_000)
 
