@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sizewise import models
+from sizewise.common.heap import keep_freed
 from sizewise.memory.prediction import Cost, cost
 from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
@@ -158,6 +159,7 @@ def main() -> None:
     if chosen.smoke:
         chosen.cases, chosen.repeats = ["cnn"], 1
     torch.set_num_threads(1)
+    keep_freed()  # As the processes of a run do.
     repeats = 0 if chosen.bytes else chosen.repeats
     found = {name: rows(CASES[name], repeats) for name in chosen.cases or CASES}
     if chosen.json:
