@@ -1,8 +1,8 @@
 import subprocess
 import sys
 
-# In each step 38 MB are taken and given back, which are 9,300 pages. Without `keep_freed` the second
-# step asks for nearly all of them again; later ones only at times, as glibc learns from what it sees.
+# In each step 38 MB are taken and given back, which are 9,300 pages. Without `keep_freed` the
+# second step asks for nearly all of them again; later ones only at times, as glibc learns.
 PROGRAM = """
 import resource
 import torch
