@@ -47,6 +47,9 @@ PEERS = {
     "sizewise-last": Peer(
         "sizewise, 1 worker, channels last", "sizewise", "sizewise_channels_last.py", 1
     ),
+    "sizewise-last-2": Peer(
+        "sizewise, 2 workers, channels last", "sizewise", "sizewise_channels_last.py", 2
+    ),
     "flower": Peer("Flower simulation, 2 actors", "flower", "flower_run.py", 2),
     "pfl-1": Peer("pfl, 1 process", "pfl", "pfl_run.py", 1),
     "pfl-2": Peer("pfl, 2 processes", "pfl", "pfl_run.py", 2),

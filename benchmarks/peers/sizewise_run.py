@@ -11,6 +11,7 @@ from pathlib import Path
 
 import work
 from sizewise import config as configs
+from sizewise.common.heap import keep_freed
 from sizewise.config import Config
 from sizewise.data.dataset import Dataset
 from sizewise.runs import session
@@ -60,6 +61,7 @@ def make_config(
 
 def main(together: int = 0, layout: str = "contiguous") -> None:
     """Run one workload and print its report."""
+    keep_freed()  # As `sizewise run` does.
     given = work.arguments("sizewise")
     workload, report = given.workload, work.Report()
     config = make_config(workload, given.workers, together, layout)

@@ -16,6 +16,7 @@ from torch import nn
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange import server_optimizers
 from sizewise.exchange.coverage_mean import CoverageMean
+from sizewise.exchange.merging import Merging
 from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State
@@ -198,9 +199,13 @@ class Method:
 
     # ---- the server, after a round
 
+    def merging(self, state: State) -> Merging:
+        """Return what adds up the updates of a round."""
+        return CoverageMean(state.tensors)
+
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state. Updates arrive one by one and should not be collected."""
-        mean = CoverageMean(state.tensors)
+        mean = self.merging(state)
         for update in updates:
             view = self.submodels.view(update.plan.submodel)
             rows = with_rows(view, update.rows, state.tensors)

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from sizewise.errors import ConfigError
 from sizewise.exchange import server_optimizers
-from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.kept_apart import own_name, shared_name
+from sizewise.exchange.merging import Merging
 from sizewise.exchange.plan import Submodel, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, TensorSlice, View
@@ -128,11 +128,11 @@ class InclusiveFL(Prefixwise):
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state: a step for each size, then a mean over the sizes."""
-        means: dict[Submodel, CoverageMean] = {}
+        means: dict[Submodel, Merging] = {}
         weights: dict[Submodel, float] = defaultdict(float)
         for update in updates:
             size, weight = update.plan.submodel, self.task.weight(update)
-            mean = means.setdefault(size, CoverageMean(state.tensors))
+            mean = means.setdefault(size, self.merging(state))
             mean.add(update.tensors, self.submodels.view(size), weight)
             weights[size] += weight
         sizes, server_state = self.sizes(state), dict(state.server_state)
