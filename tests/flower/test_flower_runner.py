@@ -1,6 +1,7 @@
 """The resident node: it answers, and outlives messages that kill the process that works on them."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -157,14 +158,14 @@ def test_replies_are_dated_by_the_clock_of_the_superlink() -> None:
     assert answer.metadata.ttl == 57.5
 
 
-@pytest.mark.parametrize(("ahead", "said"), [(90, "90 s ahead of"), (-4000, "4,000 s behind")])
+@pytest.mark.parametrize(("ahead", "said"), [(94, r"9\d s ahead of"), (-4005, r"4,00\d s behind")])
 def test_a_wrong_clock_is_named(ahead: float, said: str) -> None:
     def failing(date: str | None) -> str:
         headers = {} if date is None else {"date": date}
         response = httpx.Response(401, headers=headers)
         return runner.reason_of(httpx.HTTPStatusError("401", request=None, response=response))  # type: ignore[arg-type]
 
-    assert said in failing(formatdate(time.time() - ahead, usegmt=True))
+    assert re.search(said, failing(formatdate(time.time() - ahead, usegmt=True)))
     assert "timedatectl" in failing(formatdate(time.time() - ahead, usegmt=True))
     assert failing(formatdate(usegmt=True)) == failing(None) == "401"
     assert runner.reason_of(httpx.ConnectError("nobody")) == "nobody"
