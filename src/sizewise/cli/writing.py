@@ -14,7 +14,7 @@ from sizewise.errors import ConfigError
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE.toml]", help="Where to write it.")] = Path(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Where to write it.")] = Path(
         "sizewise.toml"
     ),
     data: Annotated[str | None, typer.Option(help="A listed name, a folder or a file.")] = None,
