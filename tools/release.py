@@ -2,11 +2,11 @@
 
     python tools/release.py [--out dist] [--python 3.12,3.13,3.14] [--quick]
 
-Everything after the build happens in a new environment in a temporary folder. The wheel is installed
-with the newest of everything but torch, which is the version of the lock. The default config is run,
-two methods are compared, a model is exported to ONNX and run by onnxruntime. Every extra is resolved
-without being installed, and the core also for other versions of Python. The end is a table of
-seconds and megabytes.
+Everything after the build happens in a new environment in a temporary folder. The wheel is
+installed with the newest of everything but torch, which is the version of the lock. The default
+config is run, two methods are compared, a model is exported to ONNX and run by onnxruntime. Every
+extra is resolved without being installed, and the core also for other versions of Python. The end
+is a table of seconds and megabytes.
 """
 
 import argparse

@@ -70,4 +70,5 @@ def flower_new(
     from sizewise.flower import folder as flower_folder
 
     flower_folder.write(folder, configs.load(config, overrides))
-    print(f"wrote {folder}; start it with: flwr run {folder} NAME-OF-YOUR-SUPERLINK --stream")
+    name = shlex.quote(str(folder))
+    print(f"wrote {name}; start it with: flwr run {name} NAME-OF-YOUR-SUPERLINK --stream")
