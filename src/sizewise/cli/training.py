@@ -83,6 +83,7 @@ def _show(result: Mapping[str, Any], as_json: bool) -> None:
         print(json.dumps(result))
     else:
         tables.show_result(result)
+        print(f"report    sizewise report {shlex.quote(result['run_dir'])}")
 
 
 @contextmanager
