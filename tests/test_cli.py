@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Answer, sizewise
+from commands import Answer, assert_one_sentence, sizewise
 from sizewise import __version__, cli, config, federate
 from sizewise.errors import NothingMerged
 from sizewise.exchange import checkpoint
@@ -207,14 +207,6 @@ def test_bad_settings_end_in_one_sentence(case: str, home: Path, tmp_path: Path)
     answer = sizewise("run", home / "config.toml", "--set", setting, "--out", run, "--json")
     assert_one_sentence(answer, message)
     assert not run.exists()
-
-
-def assert_one_sentence(answer: Answer, message: str, code: int = 2) -> None:
-    assert answer.code == code, answer
-    assert answer.out == ""
-    (line,) = answer.err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
 
 
 FACTORIES = """

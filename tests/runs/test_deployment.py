@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
 from sizewise.data import sources
 from sizewise.exchange import checkpoint
 from sizewise.memory.prediction import Meter
 from sizewise.runs import deployment, session
-from test_cli import assert_one_sentence, sizewise
 
 IMAGE = (1, 8, 8)
 
