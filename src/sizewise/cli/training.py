@@ -83,7 +83,8 @@ def _show(result: Mapping[str, Any], as_json: bool) -> None:
         print(json.dumps(result))
     else:
         tables.show_result(result)
-        print(f"report    sizewise report {shlex.quote(result['run_dir'])}")
+        hint = f"sizewise report {shlex.quote(result['run_dir'])}"
+        print(f"look at it with: {hint}", file=sys.stderr)
 
 
 @contextmanager
