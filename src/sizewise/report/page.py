@@ -26,8 +26,8 @@ from sizewise.report.drawing import DARK, PALETTE
 from sizewise.report.records import COSTS, Run, by_row
 from sizewise.report.summary import Row, summarise
 
-# Nothing may be fetched, not even by mistake, and no script may run: values at the pointer are in the
-# page already, and CSS shows them.
+# Nothing may be fetched, not even by mistake, and no script may run: the values at the pointer are
+# in the page already, and CSS shows them.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -93,8 +93,8 @@ def html(
     rows = rows_of(runs, failures)
     figures = {chart.name: chart for chart in charts(runs)}
     title = headline(rows, runs)
-    tabs = [figure for name, figure in figures.items() if name in _tab_names()]
-    rest = [figure for name, figure in figures.items() if name not in _tab_names()]
+    tabs = [figure for name, figure in figures.items() if name in tab_names()]
+    rest = [figure for name, figure in figures.items() if name not in tab_names()]
     parts = [
         _header(title, rows, runs),
         _table(rows) if len(rows) > 1 or rows[0].note else "",
@@ -201,7 +201,8 @@ def _table(rows: Sequence[Row]) -> str:
     )
 
 
-def _tab_names() -> dict[str, str]:
+def tab_names() -> dict[str, str]:
+    """Return the charts that share a place, with the words on their tabs."""
     return {f"accuracy-{key.replace('_', '-')}": words for key, words in COSTS.items()}
 
 
@@ -209,7 +210,7 @@ def _tabs(figures: Sequence[Chart], metric: str) -> str:
     buttons, panels = "", ""
     for number, figure in enumerate(figures):
         checked = " checked" if number == 0 else ""
-        name, words = figure.name, _tab_names()[figure.name]
+        name, words = figure.name, tab_names()[figure.name]
         buttons += f'<input type="radio" name="cost" id="{name}"{checked}>'
         buttons += f'<label for="{name}">{escape(words)}</label>'
         panels += f'<figure class="panel-{name}">{_figure(figure)}</figure>'
@@ -240,9 +241,7 @@ def _style() -> str:
     def variables(palette: dict[str, str]) -> str:
         return "".join(f"--{name}:{colour};" for name, colour in palette.items())
 
-    tabs = "".join(
-        f"#{name}:checked ~ .panel-{name} {{ display: block; }}" for name in _tab_names()
-    )
+    tabs = "".join(f"#{name}:checked ~ .panel-{name} {{ display: block; }}" for name in tab_names())
     return (
         f":root {{ {variables(PALETTE)} }}"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
