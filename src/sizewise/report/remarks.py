@@ -38,8 +38,9 @@ def _lever_cells(entry: dict[str, Any]) -> Iterator[str]:
     yield entry["group"]
     yield entry["size"]
     yield entry.get("levers") or "none"
-    yield format_bytes(entry["budget"]) if entry["budget"] else "none"
-    yield format_bytes(entry["predicted"])
+    limit = format_bytes(entry["budget"]) if entry["budget"] else "none"
+    for amount in (limit, format_bytes(entry["predicted"])):
+        yield amount.replace(" ", "\N{NO-BREAK SPACE}")
     yield f"{entry.get('more_flops', 1.0):.2f}"
 
 

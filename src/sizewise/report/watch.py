@@ -17,7 +17,7 @@ from sizewise.report import page, records
 
 LOOPBACK = "127.0.0.1"
 
-EVERY = 5
+EVERY = 10
 """Seconds after which a browser asks again."""
 
 
