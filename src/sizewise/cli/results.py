@@ -21,7 +21,7 @@ def report(
     ] = False,
     port: Annotated[int, typer.Option(help="Where --watch serves; 0: any free port.")] = 0,
 ) -> None:
-    """Make one HTML file of a run, of a comparison, or of several of them."""
+    """Make one HTML file of a run, a comparison, or several of them."""
     from sizewise.report import page, records
     from sizewise.report import watch as watches
 
