@@ -17,8 +17,8 @@ html_theme_options = {
 # docs/index.md; the site begins with the same page, included into contents.md, which has the list
 # of pages beside it.
 root_doc = "docs/contents"
-include_patterns = ["docs/**", "papers/**", "benchmarks/**", "CHANGELOG.md", "CONTRIBUTING.md"]
-exclude_patterns = ["docs/_build", "docs/index.md", ".*"]
+include_patterns = ["*.md", "docs/**", "papers/**", "benchmarks/**"]
+exclude_patterns = ["README.md", "docs/index.md", "docs/_build", ".*"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 napoleon_use_ivar = True  # Attributes are described once, in their class.

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,15 +75,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return out
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browser.Page]:
-    program = browser.find()
-    if program is None:
-        pytest.skip("no Chromium is installed; set CHROME to its program")
-    with browser.started(program) as opened:
-        yield opened
 
 
 SHOWN = (

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -285,15 +284,6 @@ def test_a_run_in_which_nothing_was_learned(runs: list[Run]) -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browser.Page]:
-    program = browser.find()
-    if program is None:
-        pytest.skip("no Chromium is installed; set CHROME to its program")
-    with browser.started(program) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -57,7 +57,7 @@ def draw(curves: Sequence[Curve], axes: Axes, width: float) -> Drawing:
     height = 300.0 if narrow else 400.0
     names = [one.name for one in curves]
     drawing = Drawing(width, height, f"{axes.title} of {', '.join(names)}")
-    label = 0.0 if narrow else min(200.0, 8 + max(_wide(_ending(one, axes)) for one in curves))
+    label = 0.0 if narrow else min(210.0, 8 + max(_wide(_ending(one, axes)) for one in curves))
     left, right, bottom = 42.0, width - label - 8, height - 40
     top = 14.0
     if narrow and len(curves) > 1:
@@ -108,7 +108,7 @@ def _ending(one: Curve, axes: Axes) -> str:
 
 
 def _wide(words: str) -> float:
-    return words_width(words, 13.8)  # Bold letters of 12.5 are as wide as these.
+    return words_width(words, 14.6)  # Bold letters of 12.5 are as wide as these.
 
 
 def _name(one: Curve, number: int, axes: Axes, x: Scale, y: Scale, place: float) -> Iterator[Shape]:
