@@ -1,5 +1,6 @@
 """The report of a run that goes on: one page, on this machine only, that keeps up with it."""
 
+import json
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sizewise import config as configs
+from sizewise.report import watch
 from sizewise.runs import session
 from test_cli import assert_one_sentence, sizewise
 
@@ -92,6 +94,25 @@ def test_it_follows_a_run_and_ends_with_an_interrupt(
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_a_comparison_under_way_is_what_has_begun_of_it(done: Path, tmp_path: Path) -> None:
+    for name in ("fast-0", "slow-0"):
+        shutil.copytree(done, tmp_path / name)
+    (tmp_path / "slow-0" / "result.json").unlink()
+    (tmp_path / "slow-0" / "history.jsonl").write_text("")
+    watched = watch.Watch([tmp_path])
+    text = watched.page()
+    assert "<h1>fast reaches" in text
+    assert "slow" not in text
+    shutil.copy(done / "history.jsonl", tmp_path / "slow-0")
+    text = watched.page()
+    assert "<h1>fast and slow are close" in text
+    shutil.copy(done / "result.json", tmp_path / "slow-0")
+    assert REFRESH in watched.page(), "more runs may follow"
+    runs = [{"row": row, "folder": f"{row}-0", "result": {}} for row in ("fast", "slow")]
+    (tmp_path / "comparison.json").write_text(json.dumps({"runs": runs}))
+    assert REFRESH not in watched.page()
+
+
 def test_nothing_else_can_be_asked_for(
     watching: tuple[subprocess.Popen[str], int], run: Path
 ) -> None:
@@ -118,6 +139,7 @@ def test_nothing_else_can_be_asked_for(
 
 
 def test_what_cannot_be_watched_is_one_sentence(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "20261116-101500-fedepth-digits")
     assert_one_sentence(sizewise("report", "--watch", tmp_path), "neither a run folder nor")
     out = tmp_path / "x.html"
     assert_one_sentence(sizewise("report", "--watch", done, "--out", out), "writes nothing")

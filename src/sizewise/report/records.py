@@ -167,8 +167,30 @@ def _read(path: Path) -> Iterator[Run]:
             raise CheckpointError(f"no run of the comparison {str(path)!r} got to its end")
         for entry in done:
             yield _read_run(path / entry["folder"], entry["row"])
+    elif inside := under_way(path):
+        begun = [run for folder in inside if (run := _begun(folder)) is not None]
+        if not begun:
+            raise NothingToShow(f"no run of the comparison {str(path)!r} has been evaluated yet")
+        yield from begun
     else:
         yield _read_run(path, None)
+
+
+def under_way(path: Path) -> list[Path]:
+    """Return the run folders of a comparison that is not done; none if it is something else."""
+    if (path / COMPARISON).is_file() or (path / "config.toml").is_file() or not path.is_dir():
+        return []
+    # Runs of a comparison are named by their row and seed; those of a user, by date and data.
+    named = (one for one in path.iterdir() if one.name.rpartition("-")[2].isdecimal())
+    return sorted(one for one in named if (one / "config.toml").is_file())
+
+
+def _begun(folder: Path) -> Run | None:
+    """Return a run of a comparison; None before its first evaluation."""
+    try:
+        return _read_run(folder, folder.name.rpartition("-")[0])
+    except NothingToShow:
+        return None
 
 
 def _read_run(path: Path, row: str | None) -> Run:

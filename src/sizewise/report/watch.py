@@ -44,8 +44,9 @@ class Watch:
 
     def _state(self) -> object:
         logs = ("history.jsonl", "result.json", records.COMPARISON)
-        paths = [folder / name for folder in self._folders for name in logs]
-        return [path.stat().st_mtime_ns if path.exists() else None for path in paths]
+        folders = [one for folder in self._folders for one in (folder, *records.under_way(folder))]
+        paths = [folder / name for folder in folders for name in logs]
+        return [(path, path.stat().st_mtime_ns) for path in paths if path.exists()]
 
     def _make(self) -> str:
         try:
@@ -54,7 +55,7 @@ class Watch:
             said = '<header><p class="kicker sans">sizewise report</p><h1>Waiting</h1></header>'
             said += f"<p>{escape(str(error).partition(';')[0])}.</p>"
             return page.document("Waiting", said, EVERY)
-        done = all(run.result for run in runs)
+        done = all(run.result for run in runs) and not any(map(records.under_way, self._folders))
         return page.html(runs, records.failures(self._folders), None if done else EVERY)
 
 
@@ -64,7 +65,7 @@ def serve(
     """Serve the report of some folders on this machine until an interrupt.
 
     Args:
-        folders: Runs, which may be under way, and comparisons.
+        folders: Runs and comparisons, which may be under way.
         port: On which port; 0: any that is free.
         tell: Called with the address once it can be asked for.
 
