@@ -4,6 +4,7 @@ from typing import Any
 
 project = "sizewise"
 author = "The sizewise authors"
+project_copyright = "the sizewise authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "sizewise"
