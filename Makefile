@@ -54,8 +54,8 @@ bench: $(VENV)/dev
 docs: $(VENV)/dev
 	$(BIN)/python tools/config_page.py
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
-	@echo docs/_build/contents.html
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . docs/_build
+	@echo docs/_build/index.html
 
 # Wheel and sdist into dist/, tried in an empty environment elsewhere: minutes, and a table of them.
 release: $(VENV)/core

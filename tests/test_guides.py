@@ -13,7 +13,10 @@ from sizewise.report import records
 from sizewise.runs import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = ("tutorial", "bring-your-own-model", "add-a-method")
+GUIDES = (
+    *("tutorial", "bring-your-own-model", "add-a-method"),
+    *("choose-a-method", "questions", "reproduce"),
+)
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
 
 

@@ -16,15 +16,29 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write figures as SVG, PDF and CSV.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve it on this machine while a run goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Where --watch serves; 0: any free port.")] = 0,
 ) -> None:
     """Make one HTML file of a run, a comparison, or several of them."""
     from sizewise.report import page, records
+    from sizewise.report import watch as watches
 
+    if watch and (out is not None or figures is not None):
+        raise ConfigError("--watch serves the page and writes nothing; leave --out and --figures")
+    if watch:
+        watches.serve(folders, port, _say_where)
+        return
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     page.write(folders, place)
     if figures is not None:
         page.save_figures(records.read(folders), figures)
     print(place)
+
+
+def _say_where(address: str) -> None:
+    print(f"{address} (only on this machine; Ctrl-C ends it)", flush=True)
 
 
 def export(
