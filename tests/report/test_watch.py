@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
 from sizewise.report import watch
 from sizewise.runs import session
-from test_cli import assert_one_sentence, sizewise
 
 TABLES = {
     "rounds": 2,
