@@ -14,3 +14,5 @@ autodoc_typehints = "description"
 napoleon_use_ivar = True  # Attributes are described once, in their class.
 # Links to source files and READMEs lead out of the site.
 suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
+default_role = "code"  # What docstrings have in backticks.
+smartquotes = False  # Quotes are there to be copied.
