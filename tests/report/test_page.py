@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import browser
-from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
 from sizewise.report import page, records
 from sizewise.report.records import Run
 from sizewise.report.summary import Row
 from sizewise.runs import session
+from test_cli import assert_one_sentence, sizewise
 
 TABLES = {
     "rounds": 3,
