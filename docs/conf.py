@@ -1,6 +1,14 @@
 """The site of the documentation: `make docs` builds it into `docs/_build`."""
 
+import importlib
 from typing import Any
+
+import sizewise
+
+# Names are imported when first used, and autodoc sees only those that are there.
+for _module, _names in sizewise._HOMES.items():
+    for _name in _names:
+        setattr(sizewise, _name, getattr(importlib.import_module(f"sizewise.{_module}"), _name))
 
 project = "sizewise"
 author = "The sizewise authors"
@@ -23,6 +31,8 @@ root_doc = "docs/contents"
 include_patterns = ["*.md", "docs/**", "papers/**", "benchmarks/**"]
 exclude_patterns = ["README.md", "docs/index.md", "docs/_build", ".*"]
 myst_heading_anchors = 3
+default_role = "code"  # What docstrings have in backticks.
+smartquotes = False  # Quotes are there to be copied.
 autodoc_typehints = "description"
 napoleon_use_ivar = True  # Attributes are described once, in their class.
 # Tables of papers are linked to, not listed. A test says that every page of docs is listed.

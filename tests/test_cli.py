@@ -494,6 +494,26 @@ def test_an_interrupt_that_python_drops_still_ends_the_run(
     assert len((tmp_path / "a run" / "history.jsonl").read_text().splitlines()) == 1
 
 
+def test_a_full_disk_ends_a_run_with_a_hint(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sizewise.runs.folder import RunFolder
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    place = tmp_path / "my run"
+    answer = sizewise("run", home / "config.toml", "--out", place, "--json")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1] == (
+        "error: [Errno 28] No space left on device; mend that, then go on with: "
+        f"sizewise resume '{place}'"
+    )
+    monkeypatch.undo()
+    assert sizewise("resume", place).code == 0
+
+
 def test_a_config_from_stdin(home: Path, answer: Answer) -> None:
     text = (home / "config.toml").read_text()
     piped = sizewise("run", "-", "--out", home / "piped", "--json", stdin=text)

@@ -155,7 +155,7 @@ def resolve(wheel: Path, programs: Path, home: Path, log: Log, pythons: list[str
         with log.step(f"resolve [{extra}]") as said:
             run(*dry, f"{wheel}[{extra}]", folder=home)
             found = json.loads((home / "report.json").read_text())["install"]
-            said.append(f"{len(found)} packages beside the core's")
+            said.append(f"{len(found)} packages to add")
     for version in pythons:
         with log.step(f"resolve for Python {version}") as said:
             there = ("--python-version", version, "--only-binary=:all:", "--target", "nowhere")
