@@ -124,8 +124,9 @@ class Task:
         return TrainingStage(self.recipe.lr_at(round_index, self.rounds), self.recipe.epochs)
 
     def weight(self, update: Update) -> float:
-        """Return how much an update counts in the mean."""
-        return float(update.samples) if self.recipe.weighting == "samples" else 1.0
+        """Return how much an update counts; its device says itself how many samples it has."""
+        by_samples = self.recipe.weighting == "samples" and self.recipe.merge == "mean"
+        return float(update.samples) if by_samples else 1.0
 
     def classes_only(self, method: str) -> None:
         """Raise ConfigError unless every sample has one class."""
