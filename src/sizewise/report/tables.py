@@ -32,6 +32,7 @@ def announce(federation: Federation) -> None:
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
         f"{kept}"
+        f"{f'{federation.attackers}; ' if federation.attackers.attacks else ''}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"

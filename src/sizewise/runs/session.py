@@ -56,6 +56,7 @@ def started(
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
     _check_validation(config, engine)
+    _check_attackers(config, engine)
     if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
         device = placement.settled(config.engine.device)
         config = replace(config, engine=replace(config.engine, device=device))
@@ -87,6 +88,7 @@ def resumed(
     memory.check(wanted.data, dataset)
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
+    _check_attackers(wanted, engine)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
@@ -113,6 +115,15 @@ def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
     log.warning(
         "validation samples do not leave their nodes: no accuracy by device, and no best round"
     )
+
+
+def _check_attackers(config: Config, engine: RemoteEngine | None) -> None:
+    """Raise ConfigError if attackers are asked for where devices are machines of their own."""
+    if config.fleet.attack and engine is not None:
+        raise ConfigError(
+            "fleet.attack is for simulated devices, and machines of their own are never made to "
+            "attack; leave it out, or run in one process"
+        )
 
 
 @contextmanager
