@@ -115,7 +115,7 @@ def vector_rule(vectors: list[list[float]], chosen: Recipe) -> list[float]:
         sums = [sum(each) for each in apart]
         return vectors[sums.index(min(sums))]
     point = [statistics.fmean(column) for column in columns]
-    for _ in range(2000):
+    for _ in range(400):
         near = [1 / max(math.dist(v, point), 1e-9) for v in vectors]
         shares = [n / sum(near) for n in near]
         point = [sum(s * x for s, x in zip(shares, c, strict=True)) for c in columns]

@@ -24,7 +24,7 @@ from torch import Tensor
 from sizewise.exchange.coverage_mean import CoverageMean
 from sizewise.exchange.view import Tensors, TensorSlice, View, grid
 
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """Values that are sorted or multiplied at a time; it bounds what a rule needs beside the stack."""
 
 ByEntry = Callable[[Tensor, Tensor], Tensor]
@@ -185,19 +185,18 @@ class MergeByVector(RobustMerge):
         """Return the inner products of the devices' changes, for each block."""
         grams: dict[tuple[int, ...], Tensor] = {}
         for name in sorted(self._moved):
-            stack = self._stack(name, 0.0)
+            stack, old = self._stack(name, 0.0), self._tensors[name].reshape(-1)
             blocks, block_of = _blocks(stack)
-            values, old = stack.flat, self._tensors[name].reshape(-1)
-            for part in _parts(*values.shape):
-                changes = values[:, part].double() - old[part].double()
-                for number, block in enumerate(blocks):
-                    rows = changes[[stack.devices.index(k) for k in block]]
-                    if len(blocks) > 1:
-                        rows = rows[:, block_of[part] == number]
-                    product = rows @ rows.T
+            entries = block_of.argsort().split(block_of.bincount().tolist())
+            for block, own in zip(blocks, entries, strict=True):
+                rows = torch.tensor([stack.devices.index(k) for k in block], dtype=torch.int64)
+                for part in _parts(len(block), len(own)) if block else ():
+                    at = own[part]
+                    changes = stack.flat[rows[:, None], at].double() - old[at].double()
+                    product = changes @ changes.T
                     grams[block] = grams[block] + product if block in grams else product
         # A product of matrices need not be symmetric to the last bit.
-        return {block: (gram + gram.T) / 2 for block, gram in grams.items() if block}
+        return {block: (gram + gram.T) / 2 for block, gram in grams.items()}
 
     def _merged(self, name: str) -> Tensor:
         stack, old = self._stack(name, 0.0), self._tensors[name]
@@ -218,13 +217,18 @@ def _blocks(stack: _Stack) -> tuple[list[tuple[int, ...]], Tensor]:
     The second is int64, with one number for each entry of the tensor, in one dimension.
     """
     held = stack.held.view(len(stack.devices), -1)
-    sets, inverse = torch.unique(held, dim=1, return_inverse=True)
+    number = torch.zeros(held.shape[1], dtype=torch.int64)
+    for row in held:
+        # Numbers that differ in any device so far; renumbered, so that they never overflow.
+        number = (2 * number + row).unique(return_inverse=True)[1]
+    example = torch.zeros(int(number.max()) + 1, dtype=torch.int64)
+    example[number] = torch.arange(len(number))
     blocks = [
         tuple(device for device, holds in zip(stack.devices, column, strict=True) if holds)
-        for column in sets.T.tolist()
+        for column in held[:, example].T.tolist()
     ]
     shape = stack.values.shape[1:]
-    return blocks, inverse.view(stack.held.shape[1:]).expand(shape).reshape(-1)
+    return blocks, number.view(stack.held.shape[1:]).expand(shape).reshape(-1)
 
 
 def _parts(devices: int, entries: int) -> Iterator[slice]:

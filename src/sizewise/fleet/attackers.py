@@ -37,7 +37,9 @@ class Attackers:
 
     def __str__(self) -> str:
         kinds = dict.fromkeys(attack.kind for attack in self.attacks.values())
-        return f"{len(self.attacks):,} devices attack ({', '.join(kinds)})"
+        count = len(self.attacks)
+        who = "1 device attacks" if count == 1 else f"{count:,} devices attack"
+        return f"{who} ({', '.join(kinds)})"
 
     def of_kind(self, kind: str) -> list[int]:
         """Return the numbers of the devices that attack in one way."""

@@ -136,7 +136,12 @@ def show_plan(
             table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
     console = console or _console()
     console.print(table)
-    for said in (None if cuts is None else str(cuts), rows[0]["blocks"] if rows else None):
+    merge = rows[0]["merge"] if rows else None
+    for said in (
+        None if cuts is None else str(cuts),
+        rows[0]["blocks"] if rows else None,
+        None if merge is None else merge["said"],
+    ):
         if said is not None:
             console.print(said, soft_wrap=True)
     for row in rows:

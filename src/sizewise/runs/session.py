@@ -27,7 +27,7 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.models.memory import Built
-from sizewise.runs import preview, provenance, resuming
+from sizewise.runs import merge_outlook, preview, provenance, resuming
 from sizewise.runs.benefit import Validation
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
@@ -64,6 +64,9 @@ def started(
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
         cuts = checked(setting.method)
+        merge_outlook.check(merge := merge_outlook.outlook(setting))
+        if merge is not None and merge.thin:
+            log.warning("%s", merge)
         folder = RunFolder.create(out or new_name(config), setting.config)
         try:
             yield _federation(setting, folder, remote, cuts)

@@ -136,6 +136,14 @@ class Task:
                 f"{'silos' if self.silos else self.target}, so use another method"
             )
 
+    def mean_only(self, method: str) -> None:
+        """Raise ConfigError if a robust rule is asked for by a method that merges no weights."""
+        if self.recipe.merge != "mean":
+            raise ConfigError(
+                f"recipe.merge = {self.recipe.merge!r} has nothing to act on: {method} merges no "
+                f"weights of devices; leave it out, or use another method"
+            )
+
     def has_classes(self, option: str) -> None:
         """Raise ConfigError if samples have scores, to which an option for classes says nothing."""
         if self.target == "score":
