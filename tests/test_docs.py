@@ -48,7 +48,7 @@ def test_every_key_of_a_config_is_on_its_page() -> None:
     # And by another way: whatever a complete config may hold has its line.
     heads = re.findall(r"^## `\[+([\w.]+)\]+`", text, re.M)
     assert heads == [
-        *("model", "data", "fleet", "fleet.group", "fleet.event"),
+        *("model", "data", "fleet", "fleet.group", "fleet.event", "fleet.attack"),
         *("recipe", "engine", "engine.flower", "stop", "method"),
     ]
     complete = configs.load(None).to_dict()

@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_origin
 from sizewise import methods
 from sizewise.config import Config, EngineConfig, StopConfig
 from sizewise.data.config import DataConfig
+from sizewise.fleet.attacks import AttackConfig
 from sizewise.fleet.devices import EventConfig, FleetConfig, GroupConfig
 from sizewise.fleet.round_policy import RoundPolicy
 from sizewise.steps.recipe import Recipe
@@ -42,6 +43,7 @@ TABLES: dict[str, type] = {
     "fleet": FleetConfig,
     "[fleet.group]": GroupConfig,
     "[fleet.event]": EventConfig,
+    "[fleet.attack]": AttackConfig,
     "recipe": Recipe,
     "engine": EngineConfig,
     "engine.flower": RoundPolicy,

@@ -1,4 +1,4 @@
-"""The one merge: a streaming mean over whoever covers each entry.
+"""The mean, streaming, over whoever covers each entry: how updates are merged by default.
 
 For every scalar entry e of the server's tensors, with K(e) the updates that hold e:
 

@@ -187,7 +187,7 @@ class MergeByVector(RobustMerge):
         for name in sorted(self._moved):
             stack, old = self._stack(name, 0.0), self._tensors[name].reshape(-1)
             blocks, block_of = _blocks(stack)
-            entries = block_of.argsort().split(block_of.bincount().tolist())
+            entries = torch.split(block_of.argsort(), block_of.bincount().tolist())
             for block, own in zip(blocks, entries, strict=True):
                 rows = torch.tensor([stack.devices.index(k) for k in block], dtype=torch.int64)
                 for part in _parts(len(block), len(own)) if block else ():
@@ -220,7 +220,7 @@ def _blocks(stack: _Stack) -> tuple[list[tuple[int, ...]], Tensor]:
     number = torch.zeros(held.shape[1], dtype=torch.int64)
     for row in held:
         # Numbers that differ in any device so far; renumbered, so that they never overflow.
-        number = (2 * number + row).unique(return_inverse=True)[1]
+        number = torch.unique(2 * number + row, return_inverse=True)[1]
     example = torch.zeros(int(number.max()) + 1, dtype=torch.int64)
     example[number] = torch.arange(len(number))
     blocks = [

@@ -61,9 +61,9 @@ class Outlook:
         becomes = {
             "keep": "and keeps its values",
             "merge": "and is merged all the same, so that one liar may decide",
-            "refuse": "so recipe.merge_thin = 'refuse' refuses it",
+            "refuse": "which recipe.merge_thin = 'refuse' does not let pass",
         }
-        share = "less than 1 %" if self.thin < 0.01 else f"{self.thin:.0%}"
+        share = "less than 1 %" if self.thin < 0.01 else f"{100 * self.thin:.0f} %"
         return (
             f"{said}; in {looked} {share} of what is trained is held by fewer devices than the "
             f"{self.needed} that this takes (some by {self.least}), {becomes[self.policy]}"
@@ -133,6 +133,6 @@ def _counted(views: Iterable[View], state: State) -> Iterable[tuple[float, float
                 held.setdefault(place.name, EntryWeights(tensor)).add(place.index, 1.0)
     for name, weights in held.items():
         total, entries = torch.as_tensor(weights.total()), state.tensors[name].numel()
-        for weight, count in zip(*total.unique(return_counts=True), strict=True):
+        for weight, count in zip(*torch.unique(total, return_counts=True), strict=True):
             if weight > 0:
                 yield float(weight), float(count) * entries / total.numel()
