@@ -56,7 +56,8 @@ def started(
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
     _check_validation(config, engine)
-    _check_attackers(config, engine)
+    if engine is not None:
+        refuse_attackers(config)
     if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
         device = placement.settled(config.engine.device)
         config = replace(config, engine=replace(config.engine, device=device))
@@ -91,7 +92,8 @@ def resumed(
     memory.check(wanted.data, dataset)
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
-    _check_attackers(wanted, engine)
+    if engine is not None:
+        refuse_attackers(wanted)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
@@ -120,9 +122,9 @@ def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
     )
 
 
-def _check_attackers(config: Config, engine: RemoteEngine | None) -> None:
-    """Raise ConfigError if attackers are asked for where devices are machines of their own."""
-    if config.fleet.attack and engine is not None:
+def refuse_attackers(config: Config) -> None:
+    """Raise ConfigError if attackers are asked for; for runs whose devices are machines."""
+    if config.fleet.attack:
         raise ConfigError(
             "fleet.attack is for simulated devices, and machines of their own are never made to "
             "attack; leave it out, or run in one process"
