@@ -43,19 +43,19 @@ WIDTHS = ("heterofl",)
 ROWS = (
     Row("nobody attacks"),
     Row("sign flip, 5 times", FLIP),
-    Row("noise, 10 times as large as their change", {"kind": "noise"}),
+    Row("noise, 10 times their change", {"kind": "noise"}),
     Row("scaling, 10 times", {"kind": "scaling"}),
     Row("label flip", {"kind": "label-flip"}),
     Row("a little is enough, 1.5 deviations", {"kind": "little-is-enough"}),
     Row("inner product, 5 times", {"kind": "inner-product", "strength": 5.0}),
     Row("sign flip, and 10 times their samples claimed", {"kind": "sign-flip", "samples": 10.0}),
-    Row("sign flip, 5 times, by small ones that claim to be large", CLAIM),
-    Row("one large device, honest", large=1),
-    Row("one large device, honest; thin entries are merged", large=1, thin="merge", methods=WIDTHS),
-    Row("one large device flips what only it has, 10 times", OUTER, large=1),
-    Row("the same; thin entries are merged", OUTER, large=1, thin="merge", methods=WIDTHS),
-    Row("one is large, 4 small ones claim to be; sign flip, 5 times", CLAIM, large=1),
-    Row("the same; thin entries are merged", CLAIM, large=1, thin="merge", methods=WIDTHS),
+    Row("sign flip, 5 times, by 4 small ones that claim to be large", CLAIM),
+    Row("1 large device, honest", large=1),
+    Row("1 large device, honest; thin ones merged", large=1, thin="merge", methods=WIDTHS),
+    Row("1 large device flips what only it has, 10 times", OUTER, large=1),
+    Row("the same, thin ones merged", OUTER, large=1, thin="merge", methods=WIDTHS),
+    Row("1 large device, 4 small ones claim to be; sign flip, 5 times", CLAIM, large=1),
+    Row("likewise, thin ones merged", CLAIM, large=1, thin="merge", methods=WIDTHS),
 )
 
 
@@ -105,10 +105,9 @@ def lines(rows: tuple[Row, ...], seeds: list[int], rounds: int, keep: bool) -> I
             for rule in RULES:
                 found = []
                 for seed in seeds:
-                    run = tables(row, method, rule, seed, rounds)
-                    key = json.dumps(run, sort_keys=True)
+                    key = f"{method}: {row.title} | {rule} | {seed}"
                     if key not in done:
-                        done[key] = accuracy(run)
+                        done[key] = accuracy(tables(row, method, rule, seed, rounds))
                         if keep:
                             RESULTS.write_text(json.dumps(done, indent=0) + "\n")
                     found.append(100 * done[key])
