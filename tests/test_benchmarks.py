@@ -19,8 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 HERE = (
     *("anything.py", "cutting.py", "fedepth.py", "layouts.py", "levers.py", "merge.py", "nefl.py"),
-    "shrinking.py",
-    "smallest.py",
+    *("robustness.py", "shrinking.py", "smallest.py"),
 )
 """Run in this process."""
 

@@ -42,7 +42,7 @@ This page is made from the code by `python tools/config_page.py`.
 """
 
 # Of what devices send: nothing to those that send no weights.
-MERGE = ("weighting", "upload", "server")
+MERGE = ("weighting", "upload", "merge", "server")
 
 # A task that every method takes, to be asked what else they take.
 EXAMPLE = Task(ModelConfig("resnet20"), Recipe(), input_shape=(3, 32, 32), classes=10)

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sizewise.errors import BudgetTooSmall
-from sizewise.exchange import server_optimizers
-from sizewise.exchange.coverage_mean import CoverageMean
+from sizewise.exchange import merge_rules, server_optimizers
 from sizewise.exchange.merging import Merging
 from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work
 from sizewise.exchange.rows import with_rows
@@ -201,7 +200,7 @@ class Method:
 
     def merging(self, state: State) -> Merging:
         """Return what adds up the updates of a round."""
-        return CoverageMean(state.tensors)
+        return merge_rules.make(self.task.recipe, state.tensors)
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state. Updates arrive one by one and should not be collected."""

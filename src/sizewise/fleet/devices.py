@@ -15,6 +15,7 @@ from itertools import accumulate
 from sizewise.common.rng import python_generator
 from sizewise.common.structure import Bytes, nearest
 from sizewise.errors import ConfigError
+from sizewise.fleet.attacks import AttackConfig
 from sizewise.fleet.profiles import PROFILES
 
 SCENARIOS: dict[str, tuple[str, ...]] = {
@@ -144,6 +145,7 @@ class FleetConfig:
         event: Devices that join or are upgraded in mid-run.
         profiles: Kinds of devices for the simulated clock: one for each budget, or one for all.
         deadline: Simulated seconds after which a round ends; later updates are refused.
+        attack: Devices that attack, in simulation.
     """
 
     devices: int = 20
@@ -155,6 +157,7 @@ class FleetConfig:
     event: tuple[EventConfig, ...] = ()
     profiles: tuple[str, ...] = ()
     deadline: float | None = None
+    attack: tuple[AttackConfig, ...] = ()
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not self.deadline > 0:

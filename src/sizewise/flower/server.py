@@ -85,6 +85,7 @@ def _opened(engine: FlowerEngine, config: Config, out: Path) -> Iterator[Federat
     """Yield the federation of a folder, new or not, once enough devices are there."""
     exists = (out / "config.toml").is_file()
     chosen = configs.load(out / "config.toml") if exists else config
+    session.refuse_attackers(chosen)  # Before anybody is waited for.
     fleet, policy = chosen.fleet, chosen.engine.flower
     wanted = policy.nodes or sum(group.count for group in fleet.group) or fleet.devices
     engine.roster.expect(chosen)

@@ -26,6 +26,7 @@ def run(config: Config, out: Path | None, observe: Observer) -> dict[str, Any]:
     """Run a federation on simulated Flower nodes, one for each device, and return the result."""
     check_installed()
     # What can be wrong shows now, before a hundred processes are there.
+    session.refuse_attackers(config)
     setting = preparation.prepare(config)
     check_fleet(setting.method, setting.fleet, setting.start)
     folder = (out or session.new_name(config)).absolute()

@@ -31,6 +31,7 @@ def announce(federation: Federation) -> None:
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
         f"{kept}"
+        f"{f'{federation.attackers}; ' if federation.attackers.attacks else ''}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
@@ -142,9 +143,14 @@ def show_plan(
     console = console or _console()
     for table in fitted(console.width, columns[:3], columns[3:]):
         console.print(table)
-    for words in (None if cuts is None else str(cuts), rows[0]["blocks"] if rows else None):
-        if words is not None:
-            console.print(words, soft_wrap=True)
+    merge = rows[0]["merge"] if rows else None
+    for said in (
+        None if cuts is None else str(cuts),
+        rows[0]["blocks"] if rows else None,
+        None if merge is None else merge["said"],
+    ):
+        if said is not None:
+            console.print(said, soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
@@ -19,9 +20,10 @@ from sizewise.exchange import compression
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State, sha256
-from sizewise.exchange.view import check, size_in_bytes, view_in_bytes
+from sizewise.exchange.view import View, check, size_in_bytes, view_in_bytes
 from sizewise.families.base import Method
 from sizewise.fleet import clock
+from sizewise.fleet.attackers import Attackers, drawn
 from sizewise.fleet.clock import Clock
 from sizewise.fleet.devices import Fleet
 from sizewise.runs.benefit import Benefit, Validation
@@ -156,7 +158,8 @@ class Federation:
 
     def plans(self, state: State, round_index: int, log: RoundLog) -> Iterator[Plan]:
         """Yield the plans of the devices sampled for a round; note those that cannot take part."""
-        for device in self.fleet.sample(self.config.seed, round_index):
+        for sampled in self.fleet.sample(self.config.seed, round_index):
+            device = self.attackers.seen(sampled)
             try:
                 yield self.method.plan(state, device, round_index)
             except BudgetTooSmall as error:
@@ -166,13 +169,15 @@ class Federation:
 
     def updates(self, state: State, plans: list[Plan], log: RoundLog) -> Iterator[Update]:
         """Yield the updates of a round that may be merged, in the order of the plans."""
-        for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
+        trained = self.engine.train(state, plans)
+        sent = self.attackers.at_work(state.tensors, trained, partial(self.view, state))
+        for plan, outcome in zip(plans, sent, strict=True):
             simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
                 try:
                     view = self.method.submodels.view(plan.submodel)
                     traffic = self.method.traffic(plan, outcome.samples)
-                    rows = with_rows(view, outcome.rows, state.tensors)
+                    rows = self.view(state, outcome)
                     down = view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down)
                     line = update_line(outcome, down, self.flops(outcome))  # Bytes as sent.
                     recipe = self.config.recipe
@@ -192,6 +197,16 @@ class Federation:
             if outcome.device_state:
                 log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
+
+    def view(self, state: State, update: Update) -> View:
+        """Return where the tensors of an update live."""
+        view = self.method.submodels.view(update.plan.submodel)
+        return with_rows(view, update.rows, state.tensors)
+
+    @cached_property
+    def attackers(self) -> Attackers:
+        """Devices that attack, in simulation."""
+        return drawn(self.config.fleet.attack, self.fleet, self.config.seed)
 
     @property
     def clock(self) -> Clock:

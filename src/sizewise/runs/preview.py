@@ -12,6 +12,7 @@ from sizewise.exchange.state import State
 from sizewise.exchange.view import size_in_bytes, view_in_bytes
 from sizewise.runs import picture
 from sizewise.runs.cuts import Cuts
+from sizewise.runs.merge_outlook import outlook
 from sizewise.runs.preparation import Setting, checked, prepare
 from sizewise.steps.levers import NONE
 from sizewise.training.loop import workload
@@ -43,6 +44,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
     state, blocks = setting.start, blocks_in_words(setting.method.task)
     full = picture.full_shapes(setting.method)
     names = picture.part_names(setting.method, state)
+    merge = outlook(setting)
     found = []
     for device, round_index, count in setting.fleet.classes():
         row: dict[str, Any] = {
@@ -51,6 +53,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             "from_round": round_index + 1,
             "budget": device.memory,
             "blocks": blocks,
+            "merge": None if merge is None else {**plain(merge), "said": str(merge)},
         }
         refused: BudgetTooSmall | None = None
         try:

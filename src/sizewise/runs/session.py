@@ -27,7 +27,7 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.models.memory import Built
-from sizewise.runs import preview, provenance, resuming
+from sizewise.runs import merge_outlook, preview, provenance, resuming
 from sizewise.runs.benefit import Validation
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
@@ -56,6 +56,8 @@ def started(
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
     _check_validation(config, engine)
+    if engine is not None:
+        refuse_attackers(config)
     if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
         device = placement.settled(config.engine.device)
         config = replace(config, engine=replace(config.engine, device=device))
@@ -63,6 +65,9 @@ def started(
         setting = prepare(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
         cuts = checked(setting.method)
+        merge_outlook.check(merge := merge_outlook.outlook(setting))
+        if merge is not None and merge.thin:
+            log.warning("%s", merge)
         folder = RunFolder.create(out or new_name(config), setting.config)
         try:
             yield _federation(setting, folder, remote, cuts)
@@ -87,6 +92,8 @@ def resumed(
     memory.check(wanted.data, dataset)
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
+    if engine is not None:
+        refuse_attackers(wanted)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
@@ -113,6 +120,15 @@ def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
     log.warning(
         "validation samples do not leave their nodes: no accuracy by device, and no best round"
     )
+
+
+def refuse_attackers(config: Config) -> None:
+    """Raise ConfigError if attackers are asked for; for runs whose devices are machines."""
+    if config.fleet.attack:
+        raise ConfigError(
+            "fleet.attack is for simulated devices, and machines of their own are never made to "
+            "attack; leave it out, or run in one process"
+        )
 
 
 @contextmanager

@@ -59,6 +59,14 @@ class Recipe:
         upload: How devices send what they trained: as it is, or in fewer bytes; see
             docs/fleet.md.
         upload_share: Share of the entries that `upload = "topk"` sends, at most 0.5.
+        merge: How the server merges what devices sent, entry by entry over the devices that hold
+            it: their mean, or a rule that stands some liars among them; see docs/robustness.md. All
+            but the mean count each device the same, whatever `weighting` says.
+        merge_attackers: How many devices of a round may lie, for `merge`.
+        merge_thin: What becomes of entries that too few devices hold for `merge` to stand so many:
+            they `keep` their values, or `merge` all the same; or `refuse` to start such a run.
+        merge_bound: How far `merge = "norm-bound"` lets a device move its piece, as a Euclidean
+            norm; default: as far, by entry, as the median device of the round.
         server: The server's optimiser, which takes the merged update for a gradient.
         server_lr: The server's step size (eta).
         server_momentum: Momentum of `fedavgm`; beta 1 of the adaptive server optimisers.
@@ -92,6 +100,12 @@ class Recipe:
     eval_every: int = 1
     upload: Literal["full", "bf16", "int8", "topk"] = "full"
     upload_share: float = 0.1
+    merge: Literal["mean", "median", "trimmed-mean", "geometric-median", "krum", "norm-bound"] = (
+        "mean"
+    )
+    merge_attackers: int = 1
+    merge_thin: Literal["keep", "merge", "refuse"] = "keep"
+    merge_bound: float | None = None
     server: Literal["fedavg", "fedavgm", "fedadam", "fedadamw", "fedyogi", "fedadagrad"] = "fedavg"
     server_lr: float = 1.0
     server_momentum: float = 0.9
@@ -121,7 +135,17 @@ class Recipe:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"recipe.{name} must not be negative, not {value}")
-        for name in ("clip", "max_steps"):
+        if self.merge_attackers < 1:
+            raise ConfigError(
+                f"recipe.merge_attackers must be at least 1, not {self.merge_attackers}; where no "
+                f"device lies, recipe.merge = 'mean' is best"
+            )
+        if self.merge_bound is not None and self.merge != "norm-bound":
+            raise ConfigError(
+                f"recipe.merge_bound acts with recipe.merge = 'norm-bound' only, not with "
+                f"{self.merge!r}; leave it out"
+            )
+        for name in ("clip", "max_steps", "merge_bound"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(

@@ -124,8 +124,9 @@ class Task:
         return TrainingStage(self.recipe.lr_at(round_index, self.rounds), self.recipe.epochs)
 
     def weight(self, update: Update) -> float:
-        """Return how much an update counts in the mean."""
-        return float(update.samples) if self.recipe.weighting == "samples" else 1.0
+        """Return how much an update counts; its device says itself how many samples it has."""
+        by_samples = self.recipe.weighting == "samples" and self.recipe.merge == "mean"
+        return float(update.samples) if by_samples else 1.0
 
     def classes_only(self, method: str) -> None:
         """Raise ConfigError unless every sample has one class."""
@@ -133,6 +134,14 @@ class Task:
             raise ConfigError(
                 f"{method} needs samples with one class each, of one set of classes; this data has "
                 f"{'silos' if self.silos else self.target}, so use another method"
+            )
+
+    def mean_only(self, method: str) -> None:
+        """Raise ConfigError if a robust rule is asked for by a method that merges no weights."""
+        if self.recipe.merge != "mean":
+            raise ConfigError(
+                f"recipe.merge = {self.recipe.merge!r} has nothing to act on: {method} merges no "
+                f"weights of devices; leave it out, or use another method"
             )
 
     def has_classes(self, option: str) -> None:

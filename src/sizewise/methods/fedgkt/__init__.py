@@ -114,6 +114,7 @@ class FedGKT(Method):
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         task.classes_only("fedgkt")
+        task.mean_only("fedgkt")
         if task.model.weights is not None or task.recipe.eval_memory is not None:
             raise ConfigError(
                 "fedgkt has no single model, so model.weights and recipe.eval_memory "
