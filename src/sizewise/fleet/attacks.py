@@ -18,7 +18,7 @@ Where no honest device holds an entry, its mean change and deviation are 0.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -100,6 +100,15 @@ class AttackConfig:
     def push(self) -> float:
         """The strength, or what it is for this kind."""
         return STRENGTHS.get(self.kind, 1.0) if self.strength is None else self.strength
+
+
+def refuse_attackers(attacks: Sequence[AttackConfig]) -> None:
+    """Raise ConfigError if there are any; for runs whose devices are machines of their own."""
+    if attacks:
+        raise ConfigError(
+            "fleet.attack is for simulated devices, and machines of their own are never made to "
+            "attack; leave it out, or run in one process"
+        )
 
 
 class Crowd:

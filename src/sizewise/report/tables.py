@@ -144,13 +144,13 @@ def show_plan(
     for table in fitted(console.width, columns[:3], columns[3:]):
         console.print(table)
     merge = rows[0]["merge"] if rows else None
-    for said in (
+    for words in (
         None if cuts is None else str(cuts),
         rows[0]["blocks"] if rows else None,
         None if merge is None else merge["said"],
     ):
-        if said is not None:
-            console.print(said, soft_wrap=True)
+        if words is not None:
+            console.print(words, soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)

@@ -26,6 +26,7 @@ from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
+from sizewise.fleet.attacks import refuse_attackers
 from sizewise.models.memory import Built
 from sizewise.runs import merge_outlook, preview, provenance, resuming
 from sizewise.runs.benefit import Validation
@@ -57,7 +58,7 @@ def started(
         config = replace(config, data=memory.recorded(config.data, dataset))
     _check_validation(config, engine)
     if engine is not None:
-        refuse_attackers(config)
+        refuse_attackers(config.fleet.attack)
     if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
         device = placement.settled(config.engine.device)
         config = replace(config, engine=replace(config.engine, device=device))
@@ -93,7 +94,7 @@ def resumed(
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
     if engine is not None:
-        refuse_attackers(wanted)
+        refuse_attackers(wanted.fleet.attack)
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
@@ -120,15 +121,6 @@ def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
     log.warning(
         "validation samples do not leave their nodes: no accuracy by device, and no best round"
     )
-
-
-def refuse_attackers(config: Config) -> None:
-    """Raise ConfigError if attackers are asked for; for runs whose devices are machines."""
-    if config.fleet.attack:
-        raise ConfigError(
-            "fleet.attack is for simulated devices, and machines of their own are never made to "
-            "attack; leave it out, or run in one process"
-        )
 
 
 @contextmanager
