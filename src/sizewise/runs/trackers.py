@@ -12,12 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sizewise.common.structure import nearest
+from sizewise.common.structure import flat, nearest
 from sizewise.config import Config
 from sizewise.errors import ConfigError
 from sizewise.runs.federation import Observer
 from sizewise.runs.folder import Totals
-from sizewise.runs.resuming import flat
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 

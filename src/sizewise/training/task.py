@@ -24,7 +24,7 @@ from sizewise.surgery.anatomy import Anatomy, hidden_shapes
 from sizewise.surgery.in_place import InPlace
 from sizewise.surgery.taking_apart import taken_apart
 from sizewise.torch_tools import placement
-from sizewise.torch_tools.layout import Layout
+from sizewise.torch_tools.layout import Arrangement, Layout, arranged
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -39,8 +39,8 @@ class ModelConfig:
         anatomy: Paths of its `blocks`, if those that are found are wrong; or of `stem`, `blocks`
             and `head`. For methods that take a model apart.
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
-            hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
-            Python: "memory:" and their hash. The run sets it.
+            hub name with one. Of a model that came built from Python: "memory:" and their hash,
+            which the run sets.
         sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
     """
 
@@ -77,7 +77,7 @@ class Task:
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
         device: Where models train and are evaluated; see `torch_tools.placement`.
-        layout: How images lie in memory; see `torch_tools.layout`.
+        layout: How images should lie in memory; see `torch_tools.layout`.
         predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
     """
 
@@ -197,6 +197,13 @@ class Task:
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
             return module
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """How images lie in memory; raise ConfigError if the model is wrong in that layout."""
+        if self.layout == "contiguous":
+            return Arrangement()
+        return arranged(self.build(), self.drawn(4), self.layout)
 
     @cached_property
     def channels(self) -> Channels:
