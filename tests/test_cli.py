@@ -41,6 +41,7 @@ KEYS = [
     "validation",
     "best_round",
     "stopped",
+    "privacy",
     "error",
 ]
 

@@ -19,6 +19,7 @@ from sizewise.config import Config, EngineConfig, StopConfig
 from sizewise.data.config import DataConfig
 from sizewise.fleet.devices import EventConfig, FleetConfig, GroupConfig
 from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.privacy.config import PrivacyConfig
 from sizewise.steps.recipe import Recipe
 from sizewise.training.task import ModelConfig
 
@@ -46,6 +47,7 @@ TABLES: dict[str, type] = {
     "engine": EngineConfig,
     "engine.flower": RoundPolicy,
     "stop": StopConfig,
+    "privacy": PrivacyConfig,
 }
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -103,7 +105,7 @@ def table(cls: type, own: bool = False) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for field in dataclasses.fields(cls):
-        if own and dataclasses.is_dataclass(hints[field.name]):
+        if own and kind(hints[field.name]) == "table":
             continue
         cells = (kind(hints[field.name]), default(field), words.get(field.name, ""))
         shown = " | ".join(cell.replace("|", "\\|") for cell in cells)

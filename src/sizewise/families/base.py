@@ -61,6 +61,7 @@ class Method:
         Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
         submodel_type: The frozen dataclass that says what a device holds.
         work_type: The frozen dataclass that says what a stage does.
+        merger: What gives the merge of a round in place of the mean; the run sets it.
     """
 
     discloses: frozenset[str] = frozenset({"weights"})
@@ -71,6 +72,7 @@ class Method:
     divides_batches: bool = True
     submodel_type: type[Submodel] = Width
     work_type: type[Work] = Work
+    merger: Callable[[State], Merging] | None = None
 
     @dataclass(frozen=True)
     class Options:
@@ -201,7 +203,16 @@ class Method:
 
     def merging(self, state: State) -> Merging:
         """Return what adds up the updates of a round."""
-        return CoverageMean(state.tensors)
+        return CoverageMean(state.tensors) if self.merger is None else self.merger(state)
+
+    def unclipped(self) -> str | None:
+        """Return how a device could change more than its clipped update does; None if it cannot.
+
+        Of a merge that uses `merging` for all that devices send, and nothing of who came.
+        """
+        if type(self).merge is Method.merge:
+            return None
+        return "its merge may use more of a device than its clipped update; use another method"
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state. Updates arrive one by one and should not be collected."""

@@ -44,6 +44,8 @@ class Progress:
         facts.append(f"sent {format_bytes(totals.bytes_up + totals.bytes_down)}")
         if totals.peak_bytes:
             facts.append(f"peak {format_bytes(max(totals.peak_bytes.values()))}")
+        if "privacy" in line:
+            facts.append(f"epsilon {max(line['privacy']['epsilon'].values()):.3g}")
         said = ", ".join(facts)
         if self._bar.disable:
             print(f"round {line['round']} of {self._rounds}: {said}", file=sys.stderr, flush=True)

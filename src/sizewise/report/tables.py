@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sizewise.common.structure import format_bytes, format_flops
+from sizewise.privacy.config import PrivacyConfig
 from sizewise.report.summary import Column, Row, cells, columns, meaning
 from sizewise.runs.cuts import Cuts, read
 from sizewise.runs.federation import Federation
@@ -32,10 +33,22 @@ def announce(federation: Federation) -> None:
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
         f"{kept}"
+        f"{_private(config.privacy)}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
+
+
+SIMULATED = "; a simulation: privacy.seed tells the noise"
+
+
+def _private(privacy: PrivacyConfig | None) -> str:
+    if privacy is None:
+        return ""
+    target = "" if privacy.epsilon is None else f" for an epsilon of {privacy.epsilon:g}"
+    simulated = "" if privacy.seed is None else SIMULATED
+    return f"updates clipped at {privacy.clip:g}, noise {privacy.noise:.4g}{target}{simulated}; "
 
 
 def announce_changes(federation: Federation) -> None:
@@ -81,6 +94,9 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     console.print(f"{title}  {score}")
     if validation:
         _show_validation(validation, result["best_round"], console)
+    if spent := result.get("privacy"):
+        said = f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}, for each device"
+        console.print(f"private   {said}{SIMULATED if spent['repeatable'] else ''}", soft_wrap=True)
     if result["stopped"]:
         said = f"stopped   after round {result['rounds']}: {result['stopped']}"
         console.print(said, soft_wrap=True)

@@ -33,6 +33,7 @@ from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
 from sizewise.runs.folder import RunFolder
 from sizewise.runs.preparation import Setting, checked, prepare
+from sizewise.runs.private_rounds import PrivateRounds
 from sizewise.torch_tools import placement
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ def resumed(
     memory.check(wanted.data, dataset)
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
+    if wanted.privacy is not None and overrides:
+        prepare(wanted, dataset)  # More rounds may spend more than was allowed.
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
@@ -182,7 +185,12 @@ def _federation(
     folder.restore()  # A damaged checkpoint should show now, before anything is announced.
     measured = config.data.validation > 0 and engine.validates
     validation = Validation(setting.fleet, setting.partition) if measured else None
-    return Federation(config, method, setting.fleet, engine, folder, setting.begin, validation)
+    privacy = None
+    if config.privacy is not None:
+        privacy = PrivateRounds(config.privacy, method, setting.fleet, folder.path)
+    return Federation(
+        config, method, setting.fleet, engine, folder, setting.begin, validation, privacy
+    )
 
 
 def new_name(config: Config) -> Path:
