@@ -152,7 +152,7 @@ def test_nobody_came_moves_the_clip_as_if_half_were_below() -> None:
 def test_the_two_noises_add_up_to_the_multiplier() -> None:
     bound = Bound(1.0, 1.0, quantile=0.5, quantile_noise=1.0)
     assert bound.noise_on_updates == pytest.approx((1 - 1 / 4) ** -0.5)
-    with pytest.raises(ConfigError, match="more than 0.5"):
+    with pytest.raises(ConfigError, match=r"more than 0\.5"):
         _ = Bound(1.0, 1.0, quantile=0.5, quantile_noise=0.5).noise_on_updates
 
 

@@ -188,19 +188,18 @@ def _secret(config: PrivacyConfig, folder: Path, known: bool) -> Secret:
     if config.seed is not None:
         return Secret.of_seed(config.seed)
     path = folder / KEY
-    if path.exists():
-        key = path.read_bytes()
-        if len(key) == KEY_BYTES:
-            return Secret(key)
-    if path.exists() or known:
+    if path.exists() and len(key := path.read_bytes()) == KEY_BYTES:
+        return Secret(key)
+    if known:
         raise CheckpointError(
             f"{str(path)!r} is gone or damaged, and with it what the noise of earlier rounds was "
             f"drawn from; put it back, or start a new run"
         )
-    secret = Secret.fresh()
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    secret, draft = Secret.fresh(), folder / ".privacy.key.tmp"
+    descriptor = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(secret.key)
         file.flush()
         os.fsync(file.fileno())
+    draft.rename(path)
     return secret
