@@ -110,7 +110,7 @@ def test_a_plan_does_not_depend_on_who_else_is_asked() -> None:
 
 def merged(found: Setting, folder: Path, present: set[int], **privacy: Any) -> State:
     """Return the state after a round in which some devices send a huge update."""
-    config = replace(PrivacyConfig(noise=1e-100, seed=0), **privacy)
+    config = replace(PrivacyConfig(noise=1e-6, seed=0), **privacy)
     method, state = found.method, found.start
     folder.mkdir(exist_ok=True)
     rounds = PrivateRounds(config, method, found.fleet, folder)
@@ -300,6 +300,7 @@ def test_statistics_of_norms_are_clipped_with_the_rest(tmp_path: Path) -> None:
         ({"engine": {"flower": {"enough": 3}}}, r"leave out engine\.flower\.enough"),
         ({"privacy": {"noise": None}}, r"needs privacy\.epsilon"),
         ({"privacy": {"noise": 0.0}}, "must be a positive number"),
+        ({"privacy": {"noise": 1e-9}}, "at least 1e-6"),
         ({"privacy": {"delta": 1.0}}, "between 0 and 1"),
         ({"privacy": {"quantile_noise": 1.0}}, r"set privacy\.quantile"),
     ],

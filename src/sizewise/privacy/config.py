@@ -55,6 +55,8 @@ class PrivacyConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"privacy.{name} must be a positive number, not {value}")
+        if self.noise is not None and self.noise < 1e-6:
+            raise ConfigError(f"privacy.noise must be at least 1e-6, not {self.noise}")
         for name in ("delta", "quantile"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
