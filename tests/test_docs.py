@@ -49,7 +49,7 @@ def test_every_key_of_a_config_is_on_its_page() -> None:
     heads = re.findall(r"^## `\[+([\w.]+)\]+`", text, re.M)
     assert heads == [
         *("model", "data", "fleet", "fleet.group", "fleet.event"),
-        *("recipe", "engine", "engine.flower", "stop", "method"),
+        *("recipe", "engine", "engine.flower", "stop", "privacy", "method"),
     ]
     complete = configs.load(None).to_dict()
     del complete["method"]
