@@ -6,7 +6,7 @@ LINTED := src tests benchmarks tools examples papers docs/conf.py
 # Folders of programs that are run as files; two may have files of one name.
 PROGRAMS := tools papers papers/fedepth papers/fedin papers/nefl papers/slt benchmarks \
 	benchmarks/peers
-BENCHMARKS := startup merge cutting nefl fedepth levers smallest flower memory membership
+BENCHMARKS := startup merge cutting nefl fedepth levers smallest flower memory membership per_sample
 
 .PHONY: demo test lint bench docs lock clean
 

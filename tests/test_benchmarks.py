@@ -19,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 HERE = (
     *("anything.py", "cutting.py", "fedepth.py", "levers.py", "membership.py", "merge.py"),
-    "nefl.py",
+    *("nefl.py", "per_sample.py"),
     "shrinking.py",
     "smallest.py",
 )

@@ -24,7 +24,6 @@ from sizewise.families.widthwise import Widthwise
 from sizewise.fleet.devices import Fleet, make_fleet
 from sizewise.memory import accounting
 from sizewise.models.memory import identity
-from sizewise.runs import private_rounds
 from sizewise.runs.cuts import Cuts
 from sizewise.torch_tools import layout
 from sizewise.training.task import Task
@@ -69,7 +68,6 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
-    config = private_rounds.settled(config, fleet)
     layout.check(task.build(), task.drawn(4), config.engine.layout)
     if config.recipe.eval_memory is not None:
         try:

@@ -27,7 +27,7 @@ from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
 from sizewise.models.memory import Built
-from sizewise.runs import preview, provenance, resuming
+from sizewise.runs import preview, private_rounds, provenance, resuming
 from sizewise.runs.benefit import Validation
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
@@ -61,7 +61,7 @@ def started(
         device = placement.settled(config.engine.device)
         config = replace(config, engine=replace(config.engine, device=device))
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
-        setting = prepare(config, dataset)
+        setting = _settled(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
         cuts = checked(setting.method)
         folder = RunFolder.create(out or new_name(config), setting.config)
@@ -89,15 +89,21 @@ def resumed(
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
     if wanted.privacy is not None and overrides:
-        prepare(wanted, dataset)  # More rounds may spend more than was allowed.
+        _settled(wanted, dataset)  # More rounds may spend more than was allowed.
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
-            setting = prepare(config, dataset)
+            setting = _settled(config, dataset)
             _check_weights(setting, folder)
             yield _federation(setting, folder, remote, checked(setting.method))
     finally:
         folder.release()
+
+
+def _settled(config: Config, dataset: Dataset | None) -> Setting:
+    """Return the setting of a run, with the noise that its privacy asks for."""
+    setting = prepare(config, dataset)
+    return replace(setting, config=private_rounds.settled(setting.config, setting.fleet))
 
 
 def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
