@@ -42,6 +42,7 @@ KEYS = [
     "best_round",
     "stopped",
     "privacy",
+    "sample_privacy",
     "error",
 ]
 

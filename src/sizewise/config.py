@@ -226,6 +226,8 @@ def make_method(config: Config, task: Task) -> Method:
     made = method(task, build(method.Options, config.method.options, "method"))
     if config.privacy is not None and (reason := made.unclipped()) is not None:
         raise ConfigError(f"[privacy] cannot hold with {config.method.name}: {reason}")
+    if config.recipe.sample_clip is not None and (reason := made.unhidden()) is not None:
+        raise ConfigError(f"recipe.sample_clip cannot hold with {config.method.name}: {reason}")
     return made
 
 

@@ -29,6 +29,7 @@ from sizewise.families.trainer import Trainer
 from sizewise.fleet.devices import Device
 from sizewise.memory.prediction import Cost
 from sizewise.steps.step import Loss, cross_entropy
+from sizewise.surgery import norms
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
@@ -213,6 +214,16 @@ class Method:
         if type(self).merge is Method.merge:
             return None
         return "its merge may use more of a device than its clipped update; use another method"
+
+    def unhidden(self) -> str | None:
+        """Return what leaves a device of its samples beside trained weights; None: nothing."""
+        if more := sorted(self.discloses - {"weights"}):
+            return f"devices send {' and '.join(more)} of their samples; use another method"
+        if not self.divides_batches:
+            return "the loss of a sample depends on its batch; use another method or option"
+        if norms.has_batch_norm(self.task.build()):
+            return "batch norms mix samples; use a model with layer or group norms, or none"
+        return None
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state. Updates arrive one by one and should not be collected."""

@@ -24,6 +24,7 @@ from sizewise.families.base import Method
 from sizewise.fleet import clock
 from sizewise.fleet.clock import Clock
 from sizewise.fleet.devices import Fleet
+from sizewise.runs import sample_privacy
 from sizewise.runs.benefit import Benefit, Validation
 from sizewise.runs.folder import Best, RunFolder, Totals
 from sizewise.runs.private_rounds import PrivateRounds
@@ -100,6 +101,9 @@ class Federation:
         line = {"round": round_index + 1, **summary(log.lines)}
         if self.privacy is not None:
             line["privacy"] = self.privacy.line(state)
+        if self.config.recipe.sample_clip is not None:
+            totals = replace(totals, passes=sample_privacy.added(totals.passes, plans))
+            line["sample_privacy"] = self.spent_on_samples(totals)
         lasted = self.clock.round(entry.get("device_seconds") for entry in log.lines)
         if lasted is not None:
             line["device_seconds"] = lasted
@@ -133,6 +137,13 @@ class Federation:
         if self.privacy is None:
             return self.method.merge(state, updates)
         return self.privacy.merge(state, updates, round_index)
+
+    def spent_on_samples(self, totals: Totals) -> dict[str, Any] | None:
+        """Return what single samples have spent, where gradients are clipped sample by sample."""
+        recipe = self.config.recipe
+        if recipe.sample_clip is None:
+            return None
+        return sample_privacy.spent(totals.passes, recipe, self.fleet, self.config.rounds)
 
     def due(self, round_index: int, every: int) -> bool:
         """Return whether something that is done every so many rounds, and at the end, is due."""
@@ -241,6 +252,7 @@ class Federation:
             "best_round": None if totals.best is None else plain(totals.best),
             "stopped": stopped if totals.rounds < self.config.rounds else None,
             "privacy": None if self.privacy is None else self.privacy.result(),
+            "sample_privacy": self.spent_on_samples(totals),
             "error": totals.failure,
         }
 
