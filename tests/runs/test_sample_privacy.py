@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sizewise import config as configs
+from sizewise import deployment
 from sizewise.errors import ConfigError
 from sizewise.privacy.accounting import epsilon
 from sizewise.runs import session
@@ -67,6 +68,8 @@ def test_a_device_spends_one_release_for_each_pass(tmp_path: Path) -> None:
     assert spent["repeatable"]
     history = [json.loads(text) for text in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert history[-1]["sample_privacy"] == spent
+    deployment.export(tmp_path, tmp_path / "model.safetensors", size="full")
+    assert "**epsilon of a sample, by device class:" in (tmp_path / "model.md").read_text()
 
 
 def test_losses_stay_on_devices(tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     if spent := result.get("privacy"):
         said = f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}, for each device"
         console.print(f"private   {said}{SIMULATED if spent['repeatable'] else ''}", soft_wrap=True)
+    if samples := result.get("sample_privacy"):
+        each = ", ".join(f"{name} {found:.3g}" for name, found in samples["epsilon"].items())
+        known = "; a simulation: recipe.sample_seed tells the noise"
+        said = f"samples   epsilon {each} at delta {samples['delta']:g}"
+        console.print(f"{said}{known if samples['repeatable'] else ''}", soft_wrap=True)
     if result["stopped"]:
         said = f"stopped   after round {result['rounds']}: {result['stopped']}"
         console.print(said, soft_wrap=True)

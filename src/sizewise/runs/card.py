@@ -42,8 +42,13 @@ that repeats it.
 
 ## Limits
 
-It is as good as its test set says, on data like it, and no more is known. {_privacy(facts)}
+It is as good as its test set says, on data like it, and no more is known. {_hidden(facts)}
 """
+
+
+def _hidden(facts: Mapping[str, Any]) -> str:
+    """Return what the model may tell of devices and their samples."""
+    return _privacy(facts) + _samples_privacy(facts)
 
 
 def _privacy(facts: Mapping[str, Any]) -> str:
@@ -66,6 +71,19 @@ def _privacy(facts: Mapping[str, Any]) -> str:
 
 That is so of the model and of all rounds before it, not of the logs in the run folder.\
 {simulated if spent["repeatable"] else ""}"""
+
+
+def _samples_privacy(facts: Mapping[str, Any]) -> str:
+    """Return what devices hid of their single samples."""
+    spent = facts["sample_privacy"]
+    if spent is None:
+        return ""
+    each = ", ".join(f"{name} {found:.3g}" for name, found in spent["epsilon"].items())
+    simulated = ", in a simulation whose noise follows from `recipe.sample_seed`"
+    return f"""
+
+Devices clipped gradients sample by sample and added noise: **epsilon of a sample, by device class:
+{each}, delta {spent["delta"]:g}**{simulated if spent["repeatable"] else ""}."""
 
 
 def _samples(batch: int) -> str:

@@ -37,7 +37,7 @@ from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
 from sizewise.models import at_hand
 from sizewise.models.memory import Given, understood
-from sizewise.runs import card, formats, preparation, provenance, resuming
+from sizewise.runs import card, formats, preparation, provenance, resuming, sample_privacy
 from sizewise.runs.folder import RunFolder, Totals
 from sizewise.runs.formats import FORMATS, Exported
 from sizewise.runs.ledger import Ledger
@@ -130,6 +130,7 @@ def _description(setting: Setting, path: Path) -> dict[str, Any]:
         "method": {"name": chosen.method.name, **plain(chosen.method.options)},
         "discloses": sorted(setting.method.discloses),
         "privacy": _spent(setting, path),
+        "sample_privacy": _spent_on_samples(setting, path),
         "task": plain(setting.method.task),
         "data": {
             "name": data.name,
@@ -147,6 +148,14 @@ def _spent(setting: Setting, path: Path) -> dict[str, Any] | None:
     """Return what a private run has spent by now; None if it was none."""
     config = setting.config.privacy
     return None if config is None else Ledger(config, setting.fleet, path).result()
+
+
+def _spent_on_samples(setting: Setting, path: Path) -> dict[str, Any] | None:
+    """Return what single samples have spent by now; None if nothing hides them."""
+    config, found = setting.config, RunFolder(path).newest()
+    if config.recipe.sample_clip is None or found is None:
+        return None
+    return sample_privacy.spent(found[1].passes, config.recipe, setting.fleet, config.rounds)
 
 
 # ---- which model
