@@ -146,8 +146,6 @@ class FleetConfig:
     Attributes:
         devices: Size of the fleet when `group` is not used.
         per_round: Devices sampled each round.
-        sampling: How: `fixed` draws just so many, without replacement; with `poisson` each device
-            is drawn by itself, and so many are expected, as accountants of privacy assume.
         budgets: Dealt evenly over the devices, in order: the first share gets the first budget.
         ratios: Or shares of the model, dealt in the same way; they become bytes.
         scenario: Or one of FeDepth's scenarios, which are lists of ratios.
@@ -155,11 +153,13 @@ class FleetConfig:
         event: Devices that join or are upgraded in mid-run.
         profiles: Kinds of devices for the simulated clock: one for each budget, or one for all.
         deadline: Simulated seconds after which a round ends; later updates are refused.
+        sampling: How devices are sampled: `fixed` draws just `per_round`, without replacement; with
+            `poisson` each device is drawn by itself, and so many are expected, as accountants of
+            privacy assume.
     """
 
     devices: int = 20
     per_round: int = 5
-    sampling: Sampling = "fixed"
     budgets: tuple[Bytes, ...] = ()
     ratios: tuple[float, ...] = ()
     scenario: str | None = None
@@ -167,6 +167,7 @@ class FleetConfig:
     event: tuple[EventConfig, ...] = ()
     profiles: tuple[str, ...] = ()
     deadline: float | None = None
+    sampling: Sampling = "fixed"
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not self.deadline > 0:
