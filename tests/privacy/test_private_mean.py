@@ -149,6 +149,11 @@ def test_nobody_came_moves_the_clip_as_if_half_were_below() -> None:
     assert merge.next_clip == pytest.approx(math.exp(0.2 * 0.4))
 
 
+def test_the_clip_stays_while_nobody_can_take_part() -> None:
+    merge = mean({"w": torch.zeros(1)}, {}, devices=0.0, quantile=0.9, quantile_noise=1.0)
+    assert merge.next_clip == 1.0
+
+
 def test_the_two_noises_add_up_to_the_multiplier() -> None:
     bound = Bound(1.0, 1.0, quantile=0.5, quantile_noise=1.0)
     assert bound.noise_on_updates == pytest.approx((1 - 1 / 4) ** -0.5)

@@ -189,6 +189,14 @@ def test_a_target_gives_the_noise_and_the_run_keeps_it(tmp_path: Path) -> None:
     assert (tmp_path / "result.json").exists()  # The folder is as it was.
 
 
+def test_too_little_noise_on_the_quantile_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"give more than 0\.5"):
+        run(tmp_path / "run", privacy={"quantile": 0.5, "quantile_noise": 0.1})
+    assert not (tmp_path / "run").exists()
+
+
 class Stop(Exception):
     """What ends a run in a test."""
 

@@ -160,7 +160,7 @@ class PrivateMean:
     def next_clip(self) -> float:
         """The largest norm of an update in the next round."""
         bound = self.bound
-        if bound.quantile is None:
+        if bound.quantile is None or not self._devices:
             return bound.clip
         noise = bound.quantile_noise * float(self._secret.normal((), "norms", self.digest))
         share = (self._below + noise) / self._devices + 0.5

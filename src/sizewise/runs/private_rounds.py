@@ -93,23 +93,45 @@ def settled(config: Config, fleet: Fleet) -> Config:
         ConfigError: It has both, and that noise is too small.
     """
     privacy = config.privacy
-    if privacy is None or privacy.epsilon is None:
+    if privacy is None:
         return config
+    if privacy.epsilon is not None:
+        privacy = _within(privacy, privacy.epsilon, config.rounds, fleet)
+    if privacy.quantile_noise is not None:
+        _ = bound(privacy, privacy.clip, 0.0).noise_on_updates  # Raises if there is too little.
+    return replace(config, privacy=privacy)
+
+
+def _within(privacy: PrivacyConfig, target: float, rounds: int, fleet: Fleet) -> PrivacyConfig:
+    """Return privacy with the noise that keeps all rounds within an epsilon."""
 
     def spent(noise: float) -> float:
-        planned = ((number, noise) for number in range(config.rounds))
+        planned = ((number, noise) for number in range(rounds))
         return max(epsilons(spendings(fleet, planned), privacy, privacy.accountant))
 
     if privacy.noise is None:
-        noise = accounting.smallest_noise(spent, privacy.epsilon)
-        return replace(config, privacy=replace(privacy, noise=noise))
-    if spent(privacy.noise) > privacy.epsilon:
+        return replace(privacy, noise=accounting.smallest_noise(spent, target))
+    if spent(privacy.noise) > target:
         raise ConfigError(
-            f"{config.rounds} rounds with a noise of {privacy.noise:g} spend an epsilon of "
-            f"{spent(privacy.noise):.4g}, more than privacy.epsilon = {privacy.epsilon:g}; run "
-            f"fewer rounds, raise one of them, or leave out privacy.noise"
+            f"{rounds} rounds with a noise of {privacy.noise:g} spend an epsilon of "
+            f"{spent(privacy.noise):.4g}, more than privacy.epsilon = {target:g}; run fewer "
+            f"rounds, raise one of them, or leave out privacy.noise"
         )
-    return config
+    return privacy
+
+
+def bound(config: PrivacyConfig, clip: float, devices: float) -> Bound:
+    """Return how a round with some clip is hidden, in which so many devices are expected."""
+    noise = config.noise or 0.0
+    usual = max(devices / 20, noise)
+    return Bound(
+        clip,
+        noise,
+        config.smallest_weight,
+        config.quantile,
+        usual if config.quantile_noise is None else config.quantile_noise,
+        config.clip_step,
+    )
 
 
 class PrivateRounds:
@@ -144,22 +166,13 @@ class PrivateRounds:
         known = Clipping.__name__ in state.metadata
         clip = state.facts(Clipping).clip if known else self.config.clip
         there = expected(self._method, self._fleet, state, round_index)
-        bound = self._bound(clip, there.devices)
         return PrivateMean(
-            state.tensors, there.weights, there.devices, bound, self._secret, round_index
-        )
-
-    def _bound(self, clip: float, devices: float) -> Bound:
-        config = self.config
-        noise = config.noise or 0.0
-        usual = max(devices / 20, noise)
-        return Bound(
-            clip,
-            noise,
-            config.smallest_weight,
-            config.quantile,
-            usual if config.quantile_noise is None else config.quantile_noise,
-            config.clip_step,
+            state.tensors,
+            there.weights,
+            there.devices,
+            bound(self.config, clip, there.devices),
+            self._secret,
+            round_index,
         )
 
     def line(self, state: State) -> dict[str, Any]:
