@@ -6,7 +6,8 @@ LINTED := src tests benchmarks tools examples papers docs/conf.py
 # Folders of programs that are run as files; two may have files of one name.
 PROGRAMS := tools papers papers/fedepth papers/fedin papers/nefl papers/slt benchmarks \
 	benchmarks/peers
-BENCHMARKS := startup merge cutting nefl fedepth layouts levers smallest robustness flower memory
+BENCHMARKS := startup merge cutting nefl fedepth layouts levers smallest robustness membership \
+	per_sample flower memory
 
 .PHONY: demo test lint bench docs release lock clean
 

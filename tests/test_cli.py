@@ -37,6 +37,8 @@ KEYS = [
     "validation",
     "best_round",
     "stopped",
+    "privacy",
+    "sample_privacy",
     "error",
 ]
 

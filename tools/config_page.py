@@ -171,7 +171,7 @@ def table(
     yield f"| key | type | default | meaning |{' methods |' if readers else ''}"
     yield f"|---|---|---|---|{'---|' if readers else ''}"
     for field in dataclasses.fields(cls):
-        if own and dataclasses.is_dataclass(hints[field.name]):
+        if own and kind(hints[field.name]) == "table":
             continue
         meaning = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", words.get(field.name, ""))
         cells = [kind(hints[field.name]), default(field), meaning]

@@ -20,6 +20,7 @@ from sizewise.errors import ConfigError
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, FleetConfig
 from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.privacy.config import PrivacyConfig
 from sizewise.steps import precision
 from sizewise.steps.recipe import Recipe
 from sizewise.torch_tools import placement
@@ -117,6 +118,7 @@ class Config:
         recipe: How devices train, and what the server does with it.
         engine: How this is carried out.
         stop: When it ends early.
+        privacy: What of a device the model may tell; default: all that it does.
     """
 
     seed: int = 0
@@ -128,6 +130,7 @@ class Config:
     recipe: Recipe = field(default_factory=Recipe)
     engine: EngineConfig = field(default_factory=EngineConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    privacy: PrivacyConfig | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -137,12 +140,32 @@ class Config:
                 "stop.patience goes by the validation score, and no device validates; "
                 "set data.validation to a share such as 0.2"
             )
+        if self.privacy is not None:
+            _check_private(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as the nested tables of its TOML file."""
         tables: dict[str, Any] = plain(self)
         tables["method"] = {"name": self.method.name, **plain(self.method.options)}
         return tables
+
+
+def _check_private(config: Config) -> None:
+    """Raise ConfigError if something tells of devices what no noise covers."""
+    if config.recipe.weighting != "equal":
+        reason = "how many samples a device has is private; set recipe.weighting = 'equal'"
+    elif config.fleet.sampling != "poisson":
+        reason = "each device must be drawn by itself; set fleet.sampling = 'poisson'"
+    elif config.data.validation:
+        reason = "scores on devices' own samples, by which the best round is found, get no noise; "
+        reason += "leave out data.validation"
+    elif config.recipe.norm == "sbn":
+        reason = "recipe.norm = 'sbn' takes statistics from all devices' samples; use 'batch'"
+    elif config.engine.flower.enough is not None:
+        reason = "who is early enough depends on the others; leave out engine.flower.enough"
+    else:
+        return
+    raise ConfigError(f"[privacy] cannot hold: {reason}")
 
 
 def from_dict(tables: Mapping[str, Any]) -> Config:
@@ -155,6 +178,9 @@ def from_dict(tables: Mapping[str, Any]) -> Config:
     method = methods.find(name)
     options = build(method.Options, chosen, "method")
     tables["recipe"] = {**method.recipe_defaults, **_table(tables, "recipe")}
+    if tables.get("privacy") is not None:
+        tables["recipe"] = {"weighting": "equal", **tables["recipe"]}
+        tables["fleet"] = {"sampling": "poisson", **_table(tables, "fleet")}
     tables.pop("method", None)
     return replace(build(Config, tables), method=MethodConfig(name, plain(options)))
 
@@ -199,7 +225,12 @@ def make_method(config: Config, task: Task) -> Method:
             f"fleet.group.model names {task.models[0]!r}, but {config.method.name} trains one "
             f"model on all devices; leave it out, or use a method such as fedin"
         )
-    return method(task, build(method.Options, config.method.options, "method"))
+    made = method(task, build(method.Options, config.method.options, "method"))
+    if config.privacy is not None and (reason := made.unclipped()) is not None:
+        raise ConfigError(f"[privacy] cannot hold with {config.method.name}: {reason}")
+    if config.recipe.sample_clip is not None and (reason := made.unhidden()) is not None:
+        raise ConfigError(f"recipe.sample_clip cannot hold with {config.method.name}: {reason}")
+    return made
 
 
 STDIN = Path("-")

@@ -135,6 +135,11 @@ class HeteroFL(NestedWidths):
         """Return the submodel of a width; if it is slimmable, with all narrower ones inside."""
         return super().trainee(width) if self.options.slimmable else NestedWidth(width)
 
+    def unhidden(self) -> str | None:
+        """Return that the rows of its classes tell which a device has, if they are sent."""
+        told = "it sends the rows of its classes alone; set method.mask_labels = false"
+        return told if self.options.mask_labels else super().unhidden()
+
     # ---- the device
 
     def loss(self, submodel: Any, stage: TrainingStage, shard: Shard | None) -> Loss:

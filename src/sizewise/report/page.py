@@ -175,11 +175,24 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
         "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),
         "updates merged": f"{trained:,} of {asked:,}",
         "largest peak": format_bytes(max(row.peak for row in rows)),
+        **_private(runs),
     }
     return (
         f'<header><p class="kicker sans">sizewise report</p><h1>{escape(title)}</h1>'
         f'<p class="deck">{escape(deck)}</p>{markup.facts(facts)}</header>'
     )
+
+
+def _private(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what the rounds of private runs have spent."""
+    last = [run.history[-1]["privacy"] for run in runs if "privacy" in run.history[-1]]
+    if not last:
+        return {}
+    spent = sorted(max(line["epsilon"].values()) for line in last)
+    shown = f"{spent[0]:.3g}" if len(spent) == 1 else f"{spent[0]:.3g} to {spent[-1]:.3g}"
+    some = "" if len(last) == len(runs) else f" in {len(last)} of {len(runs)} runs"
+    deltas = " or ".join(f"{delta:g}" for delta in sorted({line["delta"] for line in last}))
+    return {f"epsilon, delta {deltas}": f"{shown}{some}"}
 
 
 def _table(rows: Sequence[Row]) -> str:

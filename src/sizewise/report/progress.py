@@ -55,6 +55,8 @@ class Progress:
         facts.append(f"sent {format_bytes(totals.bytes_up + totals.bytes_down)}")
         if totals.peak_bytes:
             facts.append(f"peak {format_bytes(max(totals.peak_bytes.values()))}")
+        if "privacy" in line:
+            facts.append(f"epsilon {max(line['privacy']['epsilon'].values()):.3g}")
         said = ", ".join(facts)
         number, now = line["round"], time.monotonic()
         if self._bar.disable and (number >= self._rounds or now >= self._told + self._seconds):

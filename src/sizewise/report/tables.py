@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sizewise.common.structure import format_bytes, format_flops
+from sizewise.privacy.config import PrivacyConfig
 from sizewise.report.fitted import Column, fitted
 from sizewise.report.summary import Row, columns, meaning
 from sizewise.runs.cuts import Cuts, read
@@ -32,10 +33,22 @@ def announce(federation: Federation) -> None:
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
         f"{kept}"
         f"{f'{federation.attackers}; ' if federation.attackers.attacks else ''}"
+        f"{_private(config.privacy)}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
+
+
+SIMULATED = "; a simulation: privacy.seed tells the noise"
+
+
+def _private(privacy: PrivacyConfig | None) -> str:
+    if privacy is None:
+        return ""
+    target = "" if privacy.epsilon is None else f" for an epsilon of {privacy.epsilon:g}"
+    simulated = "" if privacy.seed is None else SIMULATED
+    return f"updates clipped at {privacy.clip:g}, noise {privacy.noise:.4g}{target}{simulated}; "
 
 
 def announce_changes(federation: Federation) -> None:
@@ -66,6 +79,14 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     console.print(f"{title}  {score}")
     if result["validation"]:
         _show_validation(result["validation"], result["best_round"], console)
+    if spent := result.get("privacy"):
+        said = f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}, for each device"
+        console.print(f"private   {said}{SIMULATED if spent['repeatable'] else ''}", soft_wrap=True)
+    if samples := result.get("sample_privacy"):
+        each = ", ".join(f"{name} {found:.3g}" for name, found in samples["epsilon"].items())
+        known = "; a simulation: recipe.sample_seed tells the noise"
+        said = f"samples   epsilon {each} at delta {samples['delta']:g}"
+        console.print(f"{said}{known if samples['repeatable'] else ''}", soft_wrap=True)
     if result["stopped"]:
         said = f"stopped   after round {result['rounds']}: {result['stopped']}"
         console.print(said, soft_wrap=True)

@@ -67,6 +67,8 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     data = config.data
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
     task = make_task(config, dataset)
+    if config.recipe.sample_clip is not None:
+        make_method(config, task)  # Ratios become bytes of steps; it says if there can be none.
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
     method.task.arrangement  # noqa: B018  (raises now if the model cannot be laid out so)

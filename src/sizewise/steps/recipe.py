@@ -43,6 +43,12 @@ class Recipe:
             the run when below 1.
         decay: Factor of the `steps` (at each milestone) and `exponential` (each round) schedules.
         clip: Largest global norm of a step's gradient.
+        sample_clip: Largest norm of the gradient of one sample: gradients are clipped sample by
+            sample, and noise is added on the device; see docs/privacy.md.
+        sample_noise: Deviation of that noise on the sum over a batch, over `sample_clip`.
+        sample_delta: The probability that goes with the epsilon of samples.
+        sample_seed: Draw that noise from this number, to repeat a simulation; whoever knows it can
+            take the noise off. Default: from the operating system.
         proximal: FedProx's mu: pulls what a device trains towards what it received.
         levers: What may make a step smaller where a device lacks bytes: `auto` is all of them, or a
             list of some; see docs/levers.md.
@@ -88,6 +94,10 @@ class Recipe:
     milestones: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
     clip: float | None = None
+    sample_clip: float | None = None
+    sample_noise: float | None = None
+    sample_delta: float = 1e-5
+    sample_seed: int | None = None
     proximal: float = 0.0
     levers: tuple[Lever, ...] = ("none",)
     precision: Precision = "float32"
@@ -145,7 +155,22 @@ class Recipe:
                 f"recipe.merge_bound acts with recipe.merge = 'norm-bound' only, not with "
                 f"{self.merge!r}; leave it out"
             )
-        for name in ("clip", "max_steps", "merge_bound"):
+        if (self.sample_clip is None) != (self.sample_noise is None):
+            raise ConfigError(
+                "recipe.sample_clip and recipe.sample_noise go together; give both, or neither"
+            )
+        if self.sample_clip is not None and self.precision == "fp16":
+            raise ConfigError(
+                "recipe.precision = 'fp16' scales gradients, which recipe.sample_clip clips; use "
+                "'bf16'"
+            )
+        if not 0 < self.sample_delta < 1:
+            raise ConfigError(
+                f"recipe.sample_delta must be between 0 and 1, not {self.sample_delta}"
+            )
+        if self.sample_noise is not None and self.sample_noise < 1e-6:
+            raise ConfigError(f"recipe.sample_noise must be at least 1e-6, not {self.sample_noise}")
+        for name in ("clip", "max_steps", "merge_bound", "sample_clip"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(

@@ -241,6 +241,10 @@ class FedGKT(Method):
 
     # ---- the server, after a round
 
+    def unclipped(self) -> str:
+        """Return that features, logits and labels of samples leave a device."""
+        return "devices send features, logits and labels of every sample; use another method"
+
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Train the large model on what came, all of it at once, and keep its logits."""
         told = [(update.plan, update.sample_payload) for update in updates]
