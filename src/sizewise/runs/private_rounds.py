@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sizewise.config import Config
 from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
-from sizewise.exchange.coverage_mean import Weights
+from sizewise.exchange.coverage_mean import EntryWeights
 from sizewise.exchange.plan import Submodel, Update
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
@@ -71,7 +71,7 @@ def expected(method: Method, fleet: Fleet, state: State, round_index: int) -> Ex
             continue
         key = plan.submodel, method.submodels.trained_names(plan)
         shares[key] += fleet.rate(device.id, round_index)
-    weights: dict[str, Weights] = {}
+    weights: dict[str, EntryWeights] = {}
     for (submodel, names), rate in shares.items():
         view = method.submodels.view(submodel)
         if len({view[local].name for local in names}) < len(names):
@@ -81,7 +81,7 @@ def expected(method: Method, fleet: Fleet, state: State, round_index: int) -> Ex
             )
         for local in names:
             place = view[local]
-            own = weights.setdefault(place.name, Weights(state.tensors[place.name]))
+            own = weights.setdefault(place.name, EntryWeights(state.tensors[place.name]))
             own.add(place.index, rate)
     return Expected(sum(shares.values()), {name: own.total() for name, own in weights.items()})
 
