@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sizewise.errors import ConfigError
-from sizewise.exchange.coverage_mean import CoverageMean, Weights
+from sizewise.exchange.coverage_mean import CoverageMean, EntryWeights
 from sizewise.exchange.merging import Merging
 from sizewise.exchange.view import TensorSlice, View, whole
 from sizewise.privacy.private_mean import Bound, PrivateMean
@@ -197,7 +197,7 @@ def pieces(draw: st.DrawFn) -> tuple[dict[str, Tensor], View]:
 
 def covering(fleet: list[View], rate: float) -> dict[str, Tensor]:
     """Return how many of a fleet are expected to cover each entry."""
-    found = {name: Weights(tensor) for name, tensor in SERVER.items()}
+    found = {name: EntryWeights(tensor) for name, tensor in SERVER.items()}
     for view in fleet:
         for place in view.values():
             found[place.name].add(place.index, rate)
