@@ -161,6 +161,11 @@ def _check_private(config: Config) -> None:
         reason += "leave out data.validation"
     elif config.recipe.norm == "sbn":
         reason = "recipe.norm = 'sbn' takes statistics from all devices' samples; use 'batch'"
+    elif config.recipe.merge != "mean":
+        reason = f"recipe.merge = {config.recipe.merge!r} has no bound on what one device changes "
+        reason += "that noise could be made for; use 'mean'"
+    elif config.fleet.attack:
+        reason = "devices of fleet.attack do as they like; leave one of both out"
     elif config.engine.flower.enough is not None:
         reason = "who is early enough depends on the others; leave out engine.flower.enough"
     else:

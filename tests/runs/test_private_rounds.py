@@ -306,6 +306,8 @@ def test_statistics_of_norms_are_clipped_with_the_rest(tmp_path: Path) -> None:
         ({"data": {"validation": 0.2}}, r"leave out data\.validation"),
         ({"recipe": {"norm": "sbn"}}, "use 'batch'"),
         ({"engine": {"flower": {"enough": 3}}}, r"leave out engine\.flower\.enough"),
+        ({"recipe": {"weighting": "equal", "merge": "median"}}, "'median' has no bound"),
+        ({"fleet": {"attack": [{"kind": "noise", "share": 0.2}]}}, "leave one of both out"),
         ({"privacy": {"noise": None}}, r"needs privacy\.epsilon"),
         ({"privacy": {"noise": 0.0}}, "must be a positive number"),
         ({"privacy": {"noise": 1e-9}}, "at least 1e-6"),
