@@ -1,14 +1,5 @@
 """The site of the documentation: `make docs` builds it into `docs/_build`."""
 
-import importlib
-
-import sizewise
-
-# Names are imported when first used, and autodoc sees only those that are there.
-for _module, _names in sizewise._HOMES.items():
-    for _name in _names:
-        setattr(sizewise, _name, getattr(importlib.import_module(f"sizewise.{_module}"), _name))
-
 project = "sizewise"
 author = "The sizewise authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

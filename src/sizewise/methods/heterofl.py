@@ -63,7 +63,8 @@ class HeteroFL(NestedWidths):
         Attributes:
             levels: Whether a device keeps its width, or draws one of the smaller ones each round.
             proportions: How often each of `widths` is drawn, in their order; default: equally.
-            scaler: Where a narrow model divides by its width while it trains; see `scaling`.
+            scaler: Where a narrow model divides by its width while it trains: before norms, or
+                after convolutions.
             mask_labels: Set the logits of classes that a device lacks to 0, and leave them out of
                 its update.
             slimmable: Train all narrower widths in every batch as well.

@@ -49,17 +49,17 @@ class Recipe:
         precision: In what the forward pass of a step runs: `bf16` and `fp16` are 16 bits wherever
             torch's autocast says so, `tf32` is for CUDA devices. Models stay in float32, and are
             evaluated in it.
-        norm: Policy for batch norm; see `norms`.
+        norm: What becomes of batch norms; see docs/protocols.md.
         weighting: Whether an update counts by its samples or each device counts the same.
-        augment: Augmentation of training images by name; see `data.augment`.
+        augment: How training images are varied; docs/config.md lists the names.
         augment_once: Augment every image once for the whole run (FeDepth's public code does).
         eval_batch: Batch size of evaluation; matters when norms use batch statistics.
-        eval_memory: Evaluate within this many bytes, part by part; see `frugal`.
+        eval_memory: Evaluate within this many bytes, part by part, the rest in files.
         eval_every: Evaluate after every so many rounds, and always after the last.
         upload: How devices send what they trained: as it is, or in fewer bytes; see
-            `exchange.compression`.
+            docs/fleet.md.
         upload_share: Share of the entries that `upload = "topk"` sends, at most 0.5.
-        server: What the server does with the merged update; see `server_optim`.
+        server: The server's optimiser, which takes the merged update for a gradient.
         server_lr: The server's step size (eta).
         server_momentum: Momentum of `fedavgm`; beta 1 of the adaptive server optimisers.
         server_beta2: Second-moment decay of `fedadam`, `fedadamw` and `fedyogi`.

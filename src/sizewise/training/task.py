@@ -39,8 +39,8 @@ class ModelConfig:
         anatomy: Paths of its `blocks`, if those that are found are wrong; or of `stem`, `blocks`
             and `head`. For methods that take a model apart.
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
-            hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
-            Python: "memory:" and their hash. The run sets it.
+            hub name with one. Of a model that came built from Python: "memory:" and their hash,
+            which the run sets.
         sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
     """
 

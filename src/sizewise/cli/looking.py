@@ -1,0 +1,65 @@
+"""Commands that train nothing: `plan`, `list` and `doctor`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sizewise.cli.options import AsJson, ConfigFile, Overrides
+
+
+def plan(
+    config: ConfigFile = None,
+    overrides: Overrides = [],  # noqa: B006
+    figure: Annotated[Path | None, typer.Option(help="Draw bytes against budgets here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each device class would train, and what it costs; train nothing."""
+    from sizewise import config as configs
+    from sizewise.common.structure import plain
+    from sizewise.report import figures, tables
+    from sizewise.runs import preview
+
+    rows, cuts = preview.rows_and_cuts(configs.load(config, overrides))
+    if figure is not None:
+        figures.draw_plan(rows, figure)
+    if as_json:
+        print(json.dumps({"classes": rows, "cuts": None if cuts is None else plain(cuts)}))
+    else:
+        tables.show_plan(rows, cuts)
+
+
+def list_names(
+    what: Annotated[
+        Literal["methods", "models", "datasets", "partitions", "scenarios", "profiles"],
+        typer.Argument(),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List what a config can name."""
+    from sizewise.runs import catalogue
+
+    names = catalogue.names(what)
+    if as_json:
+        print(json.dumps(names))
+        return
+    width = max(map(len, names))
+    for name, description in names.items():
+        print(f"{name:<{width}}  {description}")
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Try this machine's devices: a tiny run on each, and predicted bytes against real ones."""
+    from sizewise.common.structure import plain
+    from sizewise.runs import doctor as doctors
+
+    found = []
+    for finding in doctors.examine():
+        found.append(finding)
+        if not as_json:
+            print(finding, flush=True)
+    if as_json:
+        print(json.dumps([plain(finding) for finding in found]))
+    if any(finding.trouble for finding in found):
+        raise typer.Exit(1)
