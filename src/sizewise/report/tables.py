@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sizewise.common.structure import format_bytes, format_flops
+from sizewise.report.advice import PAGE, Advice
 from sizewise.report.summary import Column, Row, cells, columns, meaning
 from sizewise.runs.cuts import Cuts, read
 from sizewise.runs.federation import Federation
@@ -141,6 +142,42 @@ def show_plan(
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
+
+
+def show_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print what methods would do on a fleet, and which one to use."""
+    board = advice.board
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method")
+    for name in ("reach %", "needs", "sent a round", "FLOP a round", "time a round"):
+        table.add_column(name, justify="right")
+    for name in ("there: %", "worst class %"):
+        table.add_column(name, justify="right")
+    for fit in advice.fits:
+        there, known = fit.elsewhere, fit.seconds is not None
+        cells = [fit.name, f"{100 * fit.reach:.0f}", format_bytes(fit.peak)]
+        cells += [format_bytes(fit.sent), format_flops(fit.flops)]
+        cells += [f"{fit.seconds:,.3g} s" if known else "unknown"]
+        if there is not None:
+            cells += [f"{100 * there.accuracy:.1f}"]
+            cells += ["" if there.worst is None else f"{100 * there.worst:.1f}"]
+        table.add_row(*cells)
+    console = console or _console()
+    console.print(table)
+    said = [
+        f"A plain training step of the whole model takes {format_bytes(advice.whole)}. There: "
+        f"{board.title}, {board.fleet_title}, the fleet of the leaderboard that is most like this "
+        f"one ({PAGE}; devices hold {100 * advice.distance:.0f} % more or less of the model's step "
+        f"in the mean); other data and models may differ."
+    ]
+    said += [f"{name}: {why}" for name, why in advice.refused.items()]
+    if advice.left:
+        said.append(
+            f"Not looked at for want of time: {', '.join(advice.left)}; raise --patience for them."
+        )
+    said.append(f"Use {advice.reason()}.")
+    for sentence in said:
+        console.print(sentence, soft_wrap=True)
 
 
 def show_export(facts: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from sizewise.common.structure import build
@@ -107,7 +108,7 @@ class Board:
         ends = sorted({0.0, 1.0, *ours, *theirs})
         return sum(
             abs(_held(ours, low) - _held(theirs, low)) * (high - low)
-            for low, high in zip(ends, ends[1:], strict=False)
+            for low, high in pairwise(ends)
         )
 
 

@@ -1,0 +1,250 @@
+"""Which method for a fleet: what each would do, by planning, and what it reached on one like it.
+
+Nothing is trained. Methods are planned with and without levers for the config's model, data and
+fleet; what they take is that of the devices that the run would ask. The leaderboard's fleet that is
+most like this one says what they are worth (`runs.leaderboard`).
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from sizewise import methods
+from sizewise.common.structure import format_bytes, plain
+from sizewise.config import from_dict
+from sizewise.data.dataset import Dataset
+from sizewise.errors import SizewiseError
+from sizewise.fleet import clock
+from sizewise.report.comparison import by_method
+from sizewise.runs import leaderboard, preview
+from sizewise.runs.leaderboard import Board, Standing
+from sizewise.runs.preparation import Setting, loaded, prepare
+
+PAGE = "papers/leaderboard/README.md"
+PATIENCE = 15.0
+"""Seconds after which no further method is planned: those that do best elsewhere come first."""
+
+LOOKED_AT = 100
+"""Rounds whose devices are looked at for what a round takes."""
+
+SHORT = 0.1
+"""By how much less of the devices than on the leaderboard a method may reach to be advised."""
+
+Tables = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a method would do on a fleet.
+
+    Attributes:
+        name: The method, and whether it pulls levers.
+        method: The method.
+        levers: `recipe.levers`.
+        reach: The share of the devices that can take part.
+        peak: The highest predicted bytes of a step of any of them.
+        sent: Bytes of a round, both ways, in the mean.
+        flops: FLOPs of a round on devices, likewise.
+        seconds: Simulated time of a round, likewise; None if the speed of no device is known.
+        classes: What each class of devices would do, as `sizewise plan --json` has it, in short.
+        elsewhere: What it reached on the nearest fleet of the leaderboard.
+    """
+
+    name: str
+    method: str
+    levers: str
+    reach: float
+    peak: int
+    sent: float
+    flops: float
+    seconds: float | None
+    classes: tuple[Mapping[str, Any], ...]
+    elsewhere: Standing | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is known about methods for a config, without training anything.
+
+    Attributes:
+        whole: Bytes of a plain training step of the whole model.
+        board: The nearest fleet of the leaderboard.
+        distance: How far it is, 0 to 1.
+        fits: What methods would do, the best of that board first.
+        refused: Methods that cannot be used here, and why.
+        left: Methods that were not looked at for want of time.
+    """
+
+    whole: int
+    board: Board
+    distance: float
+    fits: tuple[Fit, ...]
+    refused: Mapping[str, str]
+    left: tuple[str, ...] = ()
+
+    @property
+    def recommended(self) -> Fit | None:
+        """The best method of the board that reaches as many devices here; None if there is none.
+
+        Of several that the board cannot tell apart, the one that reaches most devices here; then
+        the one that takes least time or, if no device's speed is known, sends least.
+        """
+        known = [
+            (fit, fit.elsewhere)
+            for fit in self.fits
+            if fit.elsewhere is not None
+            and fit.elsewhere.keeps_budgets
+            and fit.reach >= fit.elsewhere.reach - SHORT
+        ]
+        if not known:
+            return None
+        best = max(standing.accuracy for _, standing in known)
+        margin = self.board.interval or 0.0
+        first = [fit for fit, standing in known if standing.accuracy >= best - margin]
+        return min(first, key=lambda fit: (-round(fit.reach, 2), fit.seconds or 0.0, fit.sent))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `sizewise advise --json` prints."""
+        fit, board = self.recommended, self.board
+        return {
+            "whole": self.whole,
+            "nearest": {
+                **{key: getattr(board, key) for key in ("task", "fleet", "seeds", "interval")},
+                "distance": self.distance,
+                "page": PAGE,
+            },
+            "methods": [plain(one) for one in self.fits],
+            "refused": dict(self.refused),
+            "not_looked_at": list(self.left),
+            "recommended": None if fit is None else {"method": fit.method, "levers": fit.levers},
+            "reason": self.reason(),
+        }
+
+    def reason(self) -> str:
+        """Return the recommendation in one sentence."""
+        fit = self.recommended
+        if fit is None or fit.elsewhere is None:
+            return "no method of the leaderboard can be used here as it was there"
+        place = self.board.fair.index(fit.elsewhere) + 1
+        rank = "first" if place == 1 else f"number {place}"
+        if fit.elsewhere in self.board.first[1:]:
+            rank = "not told apart from the first"
+        seeds = f"{self.board.seeds} seed{'s'[: self.board.seeds > 1]}"
+        return (
+            f"{fit.name}: on the most similar fleet of the leaderboard ({self.board.title}, "
+            f"{self.board.fleet_title}; {seeds}) it is {rank} with "
+            f"{100 * fit.elsewhere.accuracy:.1f} %; here it reaches {100 * fit.reach:.0f} % of the "
+            f"devices within their bytes and sends {format_bytes(fit.sent)} a round"
+        )
+
+
+def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None = None) -> Advice:
+    """Return what methods would do for a config, and which one to use.
+
+    Args:
+        tables: The config's tables; the method that they name gives its options to itself only.
+        patience: Seconds after which no further method is planned.
+        dataset: Data that is in memory already, in place of what the config names.
+
+    Raises:
+        SizewiseError: The config is bad for every method.
+    """
+    start = time.perf_counter()
+    config = from_dict(by_method(tables, ["fedavg"])["fedavg"])
+    dataset = loaded(config) if dataset is None else dataset
+    setting = prepare(config, dataset)
+    whole, shares = setting.method.peak(setting.method.main), _shares(setting)
+    board = leaderboard.nearest(leaderboard.read(), shares, bool(dataset.vocabulary))
+    fits: list[Fit] = []
+    refused: dict[str, str] = {}
+    left: list[str] = []
+    for method, levers in _wanted(board):
+        name = method if levers == "none" else f"{method}, levers"
+        if fits and time.perf_counter() - start > patience:
+            left.append(name)
+            continue
+        try:
+            fit = _fit(name, method, levers, tables, dataset)
+        except SizewiseError as error:
+            refused[name] = str(error)
+            continue
+        if not fit.reach:
+            refused[name] = str(fit.classes[-1]["refused"])
+        elif not any(_same(fit, other) for other in fits):
+            fits.append(_placed(fit, board))
+    fits.sort(key=lambda fit: (-(fit.elsewhere.accuracy if fit.elsewhere else 0.0), fit.name))
+    distance = board.distance(shares)
+    return Advice(whole, board, round(distance, 4), tuple(fits), refused, tuple(left))
+
+
+def _wanted(board: Board) -> Iterator[tuple[str, str]]:
+    """Yield methods with and without levers: those of the board first, the best of them first."""
+    known = [(row.method, row.levers) for row in board.rows]
+    yield from known
+    for levers in ("none", "auto"):
+        yield from ((m, levers) for m in sorted(methods.names()) if (m, levers) not in known)
+
+
+def _shares(setting: Setting) -> list[tuple[float, float]]:
+    """Return the share of the whole model's step that each class holds, and its part."""
+    whole = setting.method.peak(setting.method.main)
+    groups, total = setting.fleet.groups, setting.fleet.total
+    return [(1.0 if g.memory is None else g.memory / whole, g.count / total) for g in groups]
+
+
+def _fit(name: str, method: str, levers: str, tables: Tables, dataset: Dataset) -> Fit:
+    """Return what a method would do."""
+    chosen = dict(by_method(tables, [method])[method])
+    chosen["recipe"] = {**chosen.get("recipe", {}), "levers": levers}
+    setting = prepare(from_dict(chosen), dataset)
+    rows = preview.rows_of(setting, wishes=False)
+    able = [row for row in rows if not row["refused"]]
+    devices = sum(row["devices"] for row in rows)
+    sent, flops, seconds = _round(setting, {row["group"]: row for row in able})
+    kept = ("group", "devices", "budget", "size", "levers", "predicted", "bytes_down", "bytes_up")
+    return Fit(
+        name,
+        method,
+        levers,
+        sum(row["devices"] for row in able) / devices,
+        max((row["predicted"] for row in able), default=0),
+        sent,
+        flops,
+        seconds,
+        tuple({key: row.get(key) for key in (*kept, "steps", "flops", "refused")} for row in rows),
+    )
+
+
+def _round(
+    setting: Setting, rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[float, float, float | None]:
+    """Return bytes, FLOPs and simulated seconds of a round, in the mean over the run's rounds.
+
+    Who is asked follows from the seed, so these are the devices that a run asks.
+    """
+    sent, flops, lasted = [], [], []
+    for number in range(min(setting.config.rounds, LOOKED_AT)):
+        asked = setting.fleet.sample(setting.config.seed, number)
+        work = [(device, rows[device.group]) for device in asked if device.group in rows]
+        sent.append(sum(row["bytes_down"] + row["bytes_up"] for _, row in work))
+        flops.append(sum(row["flops"] for _, row in work))
+        taken = [
+            clock.seconds(device, row["bytes_down"], row["flops"], row["bytes_up"])
+            for device, row in work
+        ]
+        seconds = clock.Clock(setting.config.fleet.deadline).round(taken)
+        lasted.append(seconds)
+    known = [seconds for seconds in lasted if seconds is not None]
+    return fmean(sent), fmean(flops), fmean(known) if known else None
+
+
+def _same(fit: Fit, other: Fit) -> bool:
+    """Return whether two fits are one method whose levers change nothing."""
+    return fit.method == other.method and fit.classes == other.classes
+
+
+def _placed(fit: Fit, board: Board) -> Fit:
+    """Return a fit with what its method reached on a board."""
+    return replace(fit, elsewhere=board.standing(fit.method, fit.levers))
