@@ -34,10 +34,26 @@ def found(outcome: Outcome, config: str) -> Result:
     known: Result = {"seed": job.seed, "config": config}
     if outcome.result is None:
         return {**known, "error": outcome.error}
-    result = {**outcome.result, **known, "run_dir": job.folder.name}
+    result = kept({**outcome.result, **known, "run_dir": job.folder.name})
     if (seconds := _device_seconds(job)) is not None:
         result["device_seconds"] = seconds
     return result
+
+
+def kept(result: Result) -> Result:
+    """Return a result without what would make files large and nobody reads.
+
+    That is what the best round was, and where hundreds of devices have models of their own, all of
+    them but the best and the worst; `mean` has the mean of all.
+    """
+    sizes = result.get("sizes", {})
+    if len(sizes) > MOST_SIZES:
+        ends = (max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__))
+        result = {**result, "sizes": {name: sizes[name] for name in ends}}
+    return {key: value for key, value in result.items() if key != "best_round"}
+
+
+MOST_SIZES = 100
 
 
 def _device_seconds(job: Job) -> float | None:
@@ -66,7 +82,7 @@ class Results:
         if path.exists():
             # What earlier versions wrote has no seeds: they counted from 0.
             self.rows = {
-                row: [{"seed": number, **run} for number, run in enumerate(runs)]
+                row: [kept({"seed": number, **run}) for number, run in enumerate(runs)]
                 for row, runs in json.loads(path.read_text(encoding="utf-8")).items()
             }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from shared import HERE, choosing, common, fidelity, results, suite
 from sizewise import config, methods
+from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, make_fleet
 from sizewise.runs.leaderboard import Board, Standing
 
@@ -135,7 +136,7 @@ class Task:
             max(peak or 0 for run in runs for peak in run["peak_bytes"].values()),
             round(fmean(run["device_seconds"] for run in runs), 2),
             tuple(round(run["accuracy"], 5) for run in runs),
-            not methods.find(chosen.method.name).Options().ignores_budgets,
+            note(methods.find(chosen.method.name)),
         )
 
     def rate(self, row: str) -> tuple[str, float] | None:
@@ -167,6 +168,14 @@ class Task:
             for run in runs
         }
         return sum(known.values()) / 3600
+
+
+def note(method: type[Method]) -> str:
+    """Return why a method is not to be advised, whatever it reached."""
+    if method.Options().ignores_budgets:
+        return "looks at no budget"
+    beyond = sorted(method.discloses - {"weights"})
+    return f"devices send {' and '.join(beyond)} of single samples" if beyond else ""
 
 
 def _worst_class(run: Mapping[str, Any]) -> float | None:

@@ -62,7 +62,7 @@ def table(board: Board) -> Iterator[str]:
     yield from common.table("", *heads, "sent MB", "TFLOP", "peak MB", "time s")
     for row in board.rows:
         name = f"**{row.name}**" if row in board.first else row.name
-        name = name if row.keeps_budgets else f"*{row.name}*"
+        name = f"*{row.name}*" if row.note else name
         cells = [percent(row.accuracy)]
         cells += [" ".join(map(percent, row.by_seed))] if several else []
         cells += [percent(row.worst), f"{100 * row.reach:.0f}", f"{row.sent / 1e6:,.1f}"]

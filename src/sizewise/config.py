@@ -5,6 +5,7 @@ filled in, is written into the run folder; reading that file gives the same run 
 """
 
 import math
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -200,6 +201,10 @@ def make_method(config: Config, task: Task) -> Method:
     return method(task, build(method.Options, config.method.options, "method"))
 
 
+STDIN = Path("-")
+"""The name of a config file that stands for what comes in on stdin."""
+
+
 def load(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     """Return the config of a file, or the embedded default, with `a.b=value` overrides applied."""
     return from_dict(read(path, overrides))
@@ -209,12 +214,13 @@ def read(path: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read a config file, or the embedded default, as nested tables, and apply overrides.
 
     Args:
-        path: A TOML file; None is the default config.
+        path: A TOML file; None is the default config, "-" is stdin.
         overrides: Assignments whose values are TOML; what is not TOML is taken as text.
     """
     source = path if path is not None else Path(__file__).with_name("default.toml")
     try:
-        tables = tomllib.loads(source.read_text(encoding="utf-8"))
+        text = source.read_bytes() if source != STDIN else sys.stdin.buffer.read()
+        tables = tomllib.loads(text.decode())
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {str(source)!r}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -9,14 +9,13 @@ from sizewise.runs import leaderboard
 from sizewise.runs.leaderboard import Board, Standing
 
 
-def standing(name: str, accuracy: float, *, fair: bool = True) -> Standing:
-    return Standing(
-        name, name, "none", accuracy, None, 1.0, 1, 1, 1, 1.0, (accuracy, accuracy), fair
-    )
+def standing(name: str, accuracy: float, note: str = "") -> Standing:
+    seeds = (accuracy, accuracy)
+    return Standing(name, name, "none", accuracy, None, 1.0, 1, 1, 1, 1.0, seeds, note)
 
 
 def board(*shares: tuple[float, float], text: bool = False, interval: float | None = None) -> Board:
-    rows = (standing("whole", 0.9, fair=False), standing("a", 0.8), standing("b", 0.77))
+    rows = (standing("whole", 0.9, "looks at no budget"), standing("a", 0.8), standing("b", 0.77))
     return Board("task", "A task", "fleet", "a fleet", text, shares, rows, interval)
 
 

@@ -1,8 +1,9 @@
 """The command line. Progress and logs go to stderr; results go to stdout.
 
 A module here holds a group of commands: `running`, `looking`, `comparing`, `results`, `writing`;
-`training` carries a run out, `options` has what commands share. Heavy modules are imported inside
-the commands: `sizewise list` and `--help` answer at once. Imports everything below.
+`training` carries a run out, `starting` has the config of `init`, `options` what commands share.
+Heavy modules are imported inside the commands: `sizewise list` and `--help` answer at once. Imports
+everything below.
 """
 
 import gc
@@ -19,7 +20,6 @@ from sizewise.errors import SizewiseError
 from sizewise.flower.commands import flower
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -44,6 +44,7 @@ def _before(
 
 # In the order of `sizewise --help`.
 app.add_typer(flower, name="flower")
+app.command()(writing.init)
 app.command()(running.run)
 app.command()(running.resume)
 app.command()(looking.plan)
@@ -66,7 +67,7 @@ def main() -> None:
     # What is imported stays. To look for garbage in it takes a fifth of the time of the import.
     gc.disable()
     try:
-        app()
+        app(prog_name="sizewise")
     except SizewiseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -28,7 +28,10 @@ def compare(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; default: cores.")] = CORES,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods under one protocol; what is done already is not run again."""
+    """Train several methods under one protocol.
+
+    What is done already is not run again.
+    """
     from sizewise import config as configs
     from sizewise.report import comparison, execution, live, page, sweep, tables
 

@@ -15,7 +15,7 @@ def plan(
     figure: Annotated[Path | None, typer.Option(help="Draw bytes against budgets here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each device class would train, and what it costs; train nothing."""
+    """Show what each device class would train, and what it costs."""
     from sizewise import config as configs
     from sizewise.common.structure import plain
     from sizewise.report import figures, tables
@@ -69,7 +69,10 @@ def list_names(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Try this machine's devices: a tiny run on each, and predicted bytes against real ones."""
+    """Try this machine's devices with a tiny run on each.
+
+    Predicted bytes are compared with real ones.
+    """
     from sizewise.common.structure import plain
     from sizewise.runs import doctor as doctors
 

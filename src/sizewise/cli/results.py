@@ -17,7 +17,7 @@ def report(
         Path | None, typer.Option(metavar="DIR", help="Also write figures as SVG, PDF and CSV.")
     ] = None,
 ) -> None:
-    """Make one HTML file of a run, of a comparison, or of several of them."""
+    """Make one HTML file of a run, a comparison, or several of them."""
     from sizewise.report import page, records
 
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"

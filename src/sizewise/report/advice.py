@@ -95,7 +95,7 @@ class Advice:
             (fit, fit.elsewhere)
             for fit in self.fits
             if fit.elsewhere is not None
-            and fit.elsewhere.keeps_budgets
+            and not fit.elsewhere.note
             and fit.reach >= fit.elsewhere.reach - SHORT
         ]
         if not known:

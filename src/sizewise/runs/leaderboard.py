@@ -37,7 +37,7 @@ class Standing:
         peak: Highest metered peak of any device, in bytes.
         seconds: Simulated time of a run.
         by_seed: The accuracies of the seeds.
-        keeps_budgets: Whether it keeps to what devices hold.
+        note: Why it is not to be advised, whatever it reached; empty if nothing is against it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Standing:
     peak: int
     seconds: float
     by_seed: tuple[float, ...]
-    keeps_budgets: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Board:
 
     @cached_property
     def fair(self) -> tuple[Standing, ...]:
-        """The rows that keep to what devices hold."""
-        return tuple(row for row in self.rows if row.keeps_budgets)
+        """The rows that nothing is against."""
+        return tuple(row for row in self.rows if not row.note)
 
     @property
     def seeds(self) -> int:
