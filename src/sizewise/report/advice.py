@@ -15,7 +15,7 @@ from sizewise import methods
 from sizewise.common.structure import format_bytes, plain
 from sizewise.config import from_dict
 from sizewise.data.dataset import Dataset
-from sizewise.errors import SizewiseError
+from sizewise.errors import BudgetTooSmall, SizewiseError
 from sizewise.fleet import clock
 from sizewise.report.comparison import by_method
 from sizewise.runs import leaderboard, preview
@@ -26,8 +26,8 @@ PAGE = "papers/leaderboard/README.md"
 PATIENCE = 15.0
 """Seconds after which no further method is planned: those that do best elsewhere come first."""
 
-LOOKED_AT = 100
-"""Rounds whose devices are looked at for what a round takes."""
+LOOKED_AT = 500
+"""Devices that are looked at for what a round takes: those of as many rounds as have so many."""
 
 SHORT = 0.1
 """By how much less of the devices than on the leaderboard a method may reach to be advised."""
@@ -223,21 +223,44 @@ def _round(
     """Return bytes, FLOPs and simulated seconds of a round, in the mean over the run's rounds.
 
     Who is asked follows from the seed, so these are the devices that a run asks.
+
+    Args:
+        setting: The run.
+        rows: What each class of devices that can take part does, at most.
     """
+    method, state, config = setting.method, setting.start, setting.config
+    drawn = _draws(setting)
     sent, flops, lasted = [], [], []
-    for number in range(min(setting.config.rounds, LOOKED_AT)):
-        asked = setting.fleet.sample(setting.config.seed, number)
-        work = [(device, rows[device.group]) for device in asked if device.group in rows]
-        sent.append(sum(row["bytes_down"] + row["bytes_up"] for _, row in work))
-        flops.append(sum(row["flops"] for _, row in work))
+    for number in range(max(1, min(config.rounds, LOOKED_AT // config.fleet.per_round))):
+        asked = [d for d in setting.fleet.sample(config.seed, number) if d.group in rows]
+        work = [
+            preview.work_of(setting, state, method.plan(state, device, number))
+            if drawn
+            else rows[device.group]
+            for device in asked
+        ]
+        sent.append(sum(row["bytes_down"] + row["bytes_up"] for row in work))
+        flops.append(sum(row["flops"] for row in work))
         taken = [
             clock.seconds(device, row["bytes_down"], row["flops"], row["bytes_up"])
-            for device, row in work
+            for device, row in zip(asked, work, strict=True)
         ]
-        seconds = clock.Clock(setting.config.fleet.deadline).round(taken)
-        lasted.append(seconds)
+        lasted.append(clock.Clock(config.fleet.deadline).round(taken))
     known = [seconds for seconds in lasted if seconds is not None]
     return fmean(sent), fmean(flops), fmean(known) if known else None
+
+
+def _draws(setting: Setting) -> bool:
+    """Return whether devices get other submodels than the largest that their class may get."""
+    method, state = setting.method, setting.start
+    for device in setting.fleet.sample(setting.config.seed, 0):
+        try:
+            plans = [plan(state, device, 0) for plan in (method.plan, method.plan_upper_bound)]
+        except BudgetTooSmall:
+            continue
+        if plans[0].submodel.shape_key != plans[1].submodel.shape_key:
+            return True
+    return False
 
 
 def _same(fit: Fit, other: Fit) -> bool:
