@@ -205,7 +205,10 @@ def page(tasks: Sequence[Task]) -> list[str]:
     """Return the lines of the page."""
     lines = PROTOCOL.read_text(encoding="utf-8").splitlines()
     taken = ", ".join(f"{task.tables['about']['title']} {task.hours:.2f}" for task in tasks)
-    lines += ["", f"What it took so far, in hours of one core that others used as well: {taken}."]
+    lines += [
+        "",
+        f"Hours on the clock so far, of a machine that others used as well: {taken}.",
+    ]
     lines += [*fleets(tasks), *sections(tasks), *rates(tasks), *absent(tasks)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip().splitlines()
 
@@ -237,17 +240,20 @@ def put_short(boards: Sequence[Board], readme: Path) -> None:
 
 
 def main() -> None:
-    """Write the page, the figures and the short form, or all into this folder for a smoke run."""
+    """Write the page, the figures and the short form, or all of it here for a smoke run."""
     arguments = common.parser(__doc__)
     common.add_smoke(arguments)
-    smoke = arguments.parse_args().smoke
+    readme, figures, project = HERE / "README.md", FILE, PROJECT
+    if arguments.parse_args().smoke:
+        readme, figures, project = map(
+            Path, ("page.smoke.md", "figures.smoke.json", "short.smoke.md")
+        )
+        project.write_text("\n".join(MARKS), encoding="utf-8")
     tasks = [Task(name) for name in TASKS]
     boards = [b for task in tasks for column in FLEETS if (b := task.board(column)) is not None]
-    common.write(page(tasks), Path("page.smoke.md") if smoke else HERE / "README.md")
-    figures = json.dumps([plain(board) for board in boards], indent=1) + "\n"
-    (Path("leaderboard.smoke.json") if smoke else FILE).write_text(figures, encoding="utf-8")
-    if not smoke:
-        put_short(boards, PROJECT)
+    common.write(page(tasks), readme)
+    figures.write_text(json.dumps(plain(boards), indent=1) + "\n", encoding="utf-8")
+    put_short(boards, project)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def advise(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006
     patience: Annotated[
-        float, typer.Option(help="Seconds after which no further method is planned.")
-    ] = 15.0,
+        float, typer.Option(help="Processor's seconds after which no further method is planned.")
+    ] = 12.0,
     as_json: AsJson = False,
 ) -> None:
     """Show what every method would do on this fleet, and say which to use; train nothing."""
