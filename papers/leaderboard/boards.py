@@ -12,7 +12,7 @@ from shared import HERE, choosing, common, fidelity, results, suite
 from sizewise import config, methods
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, make_fleet
-from sizewise.runs.leaderboard import Board, Standing
+from sizewise.runs.leaderboard import Board, Shape, Standing
 
 TASKS = ("cifar10", "femnist", "sst2")
 SCALE = "mini"
@@ -66,15 +66,12 @@ class Task:
         tables = next(t for name, t in self.rows.items() if name.endswith(f", {column}"))
         return make_fleet(config.from_dict(tables).fleet, lambda ratio: 0)
 
-    def shares(self, column: str) -> tuple[tuple[float, float], ...]:
-        """Return the share of the whole model's step and the part of the fleet of each class."""
-        fleet = self.fleet(column)
-        return tuple(
-            (
-                round((group.memory or 0) / self.tables["about"]["whole"], 4),
-                group.count / fleet.total,
-            )
-            for group in fleet.groups
+    def shape(self, column: str) -> Shape:
+        """Return what the devices of a column hold of the whole model."""
+        fleet, whole = self.fleet(column), self.tables["about"]["whole"]
+        return Shape(
+            tuple((round((g.memory or 0) / whole, 4), g.count / fleet.total) for g in fleet.groups),
+            round(self.tables["about"]["least"] / whole, 4),
         )
 
     def names(self) -> list[str]:
@@ -114,7 +111,7 @@ class Task:
             column,
             FLEETS[column],
             about["text"],
-            self.shares(column),
+            self.shape(column),
             tuple(sorted(rows, key=lambda row: -row.accuracy)),
             interval([row.by_seed for row in rows]),
         )

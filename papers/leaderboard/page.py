@@ -38,14 +38,16 @@ def fleets(tasks: Sequence[Task]) -> Iterator[str]:
             fleet = task.fleet(column)
             kinds = [
                 f"{group.count} of {group.name} ({share:.0%})"
-                for group, (share, _) in zip(fleet.groups, task.shares(column), strict=True)
+                for group, (share, _) in zip(fleet.groups, task.shape(column).shares, strict=True)
             ]
             cells.append(", ".join(kinds))
         yield f"| **{title}** | {' | '.join(cells)} |"
+    least = ", ".join(f"{task.shape('even').least:.0%}" for task in tasks)
     yield from (
         "",
         "In brackets: the share of a plain training step of the whole model that such a device "
-        "holds.",
+        "holds. With all",
+        f"levers the whole model takes {least} of it.",
         "They are simulated as Raspberry Pi Zero 2 W (the least bytes), 4 and 5 (the most).",
     )
 

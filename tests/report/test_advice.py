@@ -77,7 +77,8 @@ def fit(name: str, accuracy: float, reach: float, seconds: float | None, sent: f
 def found(*fits: Fit, interval: float | None) -> Advice:
     rows = tuple(fit.elsewhere for fit in fits if fit.elsewhere is not None)
     rows = tuple(sorted(rows, key=lambda row: -row.accuracy))
-    board = leaderboard.Board("t", "Task", "even", "even", False, ((1, 1),), rows, interval)
+    shape = leaderboard.Shape(((1.0, 1.0),), 0.5)
+    board = leaderboard.Board("t", "Task", "even", "even", False, shape, rows, interval)
     return Advice(1, board, 0.0, fits, {})
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from sizewise import methods
 from sizewise.common.structure import format_bytes, plain
-from sizewise.config import from_dict
+from sizewise.config import Config, from_dict
 from sizewise.data.dataset import Dataset
 from sizewise.errors import BudgetTooSmall, SizewiseError
 from sizewise.fleet import clock
 from sizewise.report.comparison import by_method
 from sizewise.runs import leaderboard, preview
-from sizewise.runs.leaderboard import Board, Standing
+from sizewise.runs.leaderboard import Board, Shape, Standing
 from sizewise.runs.preparation import Setting, loaded, prepare
 
 PAGE = "papers/leaderboard/README.md"
@@ -155,11 +155,11 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
         SizewiseError: The config is bad for every method.
     """
     start = time.process_time()
-    config = from_dict(by_method(tables, ["fedavg"])["fedavg"])
+    config = _chosen("fedavg", "auto", tables)
     dataset = loaded(config) if dataset is None else dataset
     setting = prepare(config, dataset)
-    whole, shares = setting.method.peak(setting.method.main), _shares(setting)
-    board = leaderboard.nearest(leaderboard.read(), shares, bool(dataset.vocabulary))
+    shape = _shape(setting)
+    board = leaderboard.nearest(leaderboard.read(), shape, bool(dataset.vocabulary))
     fits: list[Fit] = []
     refused: dict[str, str] = {}
     left: list[str] = []
@@ -178,7 +178,7 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
         elif not any(_same(fit, other) for other in fits):
             fits.append(_placed(fit, board))
     fits.sort(key=lambda fit: (-(fit.elsewhere.accuracy if fit.elsewhere else 0.0), fit.name))
-    distance = board.distance(shares)
+    whole, distance = setting.method.peak(setting.method.main), board.shape.distance(shape)
     return Advice(whole, board, round(distance, 4), tuple(fits), refused, tuple(left))
 
 
@@ -190,18 +190,32 @@ def _wanted(board: Board) -> Iterator[tuple[str, str]]:
         yield from ((m, levers) for m in sorted(methods.names()) if (m, levers) not in known)
 
 
-def _shares(setting: Setting) -> list[tuple[float, float]]:
-    """Return the share of the whole model's step that each class holds, and its part."""
-    whole = setting.method.peak(setting.method.main)
-    groups, total = setting.fleet.groups, setting.fleet.total
-    return [(1.0 if g.memory is None else g.memory / whole, g.count / total) for g in groups]
+def _shape(setting: Setting) -> Shape:
+    """Return what the devices of a fleet hold of the whole model; the setting has all levers."""
+    method, groups = setting.method, setting.fleet.groups
+    whole = method.peak(method.main)
+    return Shape(
+        tuple(
+            (
+                1.0 if group.memory is None else group.memory / whole,
+                group.count / setting.fleet.total,
+            )
+            for group in groups
+        ),
+        method.levers.least(method.main, method.task.stage()) / whole,
+    )
+
+
+def _chosen(method: str, levers: str, tables: Tables) -> Config:
+    """Return the config with a method, with or without levers."""
+    chosen = dict(by_method(tables, [method])[method])
+    chosen["recipe"] = {**chosen.get("recipe", {}), "levers": levers}
+    return from_dict(chosen)
 
 
 def _fit(name: str, method: str, levers: str, tables: Tables, dataset: Dataset) -> Fit:
     """Return what a method would do."""
-    chosen = dict(by_method(tables, [method])[method])
-    chosen["recipe"] = {**chosen.get("recipe", {}), "levers": levers}
-    setting = prepare(from_dict(chosen), dataset)
+    setting = prepare(_chosen(method, levers, tables), dataset)
     rows = preview.rows_of(setting, wishes=False)
     able = [row for row in rows if not row["refused"]]
     devices = sum(row["devices"] for row in rows)

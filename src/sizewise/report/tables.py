@@ -174,8 +174,8 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
     said = [
         f"A plain training step of the whole model takes {format_bytes(advice.whole)}. There: "
         f"{board.title}, {board.fleet_title}, the fleet of the leaderboard that is most like this "
-        f"one ({PAGE}). Its devices, in order of their bytes, hold {100 * advice.distance:.0f} % "
-        f"more or less of such a step in the mean; data and models are others."
+        f"one ({PAGE}; distance {advice.distance:.2f} of 1, see docs/advise.md); data and models "
+        f"are others."
     ]
     said += [f"{name}: {why}" for name, why in advice.refused.items()]
     if advice.left:

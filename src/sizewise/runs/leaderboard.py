@@ -1,12 +1,12 @@
 """What methods reached on the fleets of the leaderboard, for whoever asks which one to use.
 
 `leaderboard.json` beside this file is made from the runs of `papers/leaderboard`, by its `page.py`.
-Fleets compare by the shares of a plain training step of the whole model that devices hold: a
-device that holds all of it holds no more of it with more bytes.
+Fleets compare by what their devices hold of a training step of the whole model, plain and with
+levers, as in `Shape`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,8 +16,54 @@ from sizewise.common.structure import build
 
 FILE = Path(__file__).with_suffix(".json")
 
-Shares = Sequence[tuple[float, float]]
-"""Classes of devices: the share of the whole model's step that they hold, their part of a fleet."""
+
+@dataclass(frozen=True)
+class Shape:
+    """What the devices of a fleet hold of the whole model.
+
+    Attributes:
+        shares: For each class, the share of a plain training step that it holds, and its part of
+            the fleet.
+        least: The share of a plain step that one takes with all levers.
+    """
+
+    shares: tuple[tuple[float, float], ...]
+    least: float
+
+    @property
+    def reach(self) -> float:
+        """The part of the fleet that can train the whole model, with levers."""
+        return sum(part for share, part in self.shares if share >= self.least)
+
+    def distance(self, other: "Shape") -> float:
+        """Return how far another fleet is from this one, 0 to 1: the mean of two differences.
+
+        One is the share by which devices of the one, in order of their bytes, differ from those of
+        the other in the mean; whoever holds the whole step holds no more of it with more bytes. The
+        other is that of the parts that can train the whole model, which decides what methods are
+        worth.
+        """
+        ours, theirs = self._steps, other._steps
+        ends = sorted({0.0, 1.0, *ours, *theirs})
+        area = sum(
+            abs(_held(ours, low) - _held(theirs, low)) * (high - low)
+            for low, high in pairwise(ends)
+        )
+        return (area + abs(self.reach - other.reach)) / 2
+
+    @cached_property
+    def _steps(self) -> dict[float, float]:
+        """Where each class begins in the fleet, sorted by share, and what it holds."""
+        found, start = {}, 0.0
+        for share, part in sorted(self.shares):
+            found[start] = min(1.0, share)
+            start = round(start + part, 9)
+        return found
+
+
+def _held(steps: Mapping[float, float], place: float) -> float:
+    """Return the share that the device at a place of a sorted fleet holds."""
+    return steps[max(start for start in steps if start <= place)]
 
 
 @dataclass(frozen=True)
@@ -64,7 +110,7 @@ class Board:
         fleet: The fleet's short name.
         fleet_title: The fleet, for people.
         text: Whether samples are texts.
-        shares: What share of the whole model's step each class holds, and its part of the fleet.
+        shape: What its devices hold of the whole model.
         interval: Half of the 95 % interval of a difference of two rows; None of a single seed.
         rows: What was reached, best first.
     """
@@ -74,7 +120,7 @@ class Board:
     fleet: str
     fleet_title: str
     text: bool
-    shares: tuple[tuple[float, float], ...]
+    shape: Shape
     rows: tuple[Standing, ...]
     interval: float | None = None
 
@@ -98,19 +144,6 @@ class Board:
         """Return the row of a method, if it has one."""
         return next((r for r in self.rows if (r.method, r.levers) == (method, levers)), None)
 
-    def distance(self, shares: Shares) -> float:
-        """Return how far a fleet is from this one, 0 to 1: the area between their distributions.
-
-        It is the share of the whole model by which devices of the one, in order of their bytes,
-        differ from those of the other in the mean.
-        """
-        ours, theirs = (_steps(one) for one in (self.shares, shares))
-        ends = sorted({0.0, 1.0, *ours, *theirs})
-        return sum(
-            abs(_held(ours, low) - _held(theirs, low)) * (high - low)
-            for low, high in pairwise(ends)
-        )
-
 
 def read() -> tuple[Board, ...]:
     """Return all boards that come with the library."""
@@ -118,21 +151,7 @@ def read() -> tuple[Board, ...]:
     return tuple(build(Board, board, "leaderboard") for board in found)
 
 
-def nearest(boards: Sequence[Board], shares: Shares, text: bool) -> Board:
+def nearest(boards: Sequence[Board], shape: Shape, text: bool) -> Board:
     """Return the board whose fleet is most like another, of the same kind of samples if any is."""
     alike = [board for board in boards if board.text == text]
-    return min(alike or boards, key=lambda board: board.distance(shares))
-
-
-def _steps(shares: Shares) -> dict[float, float]:
-    """Return where each class begins in a fleet that is sorted by share, and what it holds."""
-    found, start = {}, 0.0
-    for share, part in sorted(shares):
-        found[start] = min(1.0, share)
-        start = round(start + part, 9)
-    return found
-
-
-def _held(steps: dict[float, float], place: float) -> float:
-    """Return the share that the device at a place of a sorted fleet holds."""
-    return steps[max(start for start in steps if start <= place)]
+    return min(alike or boards, key=lambda board: board.shape.distance(shape))
