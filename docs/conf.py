@@ -1,5 +1,14 @@
 """The site of the documentation: `make docs` builds it into `docs/_build`."""
 
+import importlib
+
+import sizewise
+
+# Names are imported when first used, and autodoc sees only those that are there.
+for _module, _names in sizewise._HOMES.items():
+    for _name in _names:
+        setattr(sizewise, _name, getattr(importlib.import_module(f"sizewise.{_module}"), _name))
+
 project = "sizewise"
 author = "The sizewise authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -10,6 +19,8 @@ html_title = "sizewise"
 root_doc = "contents"
 exclude_patterns = ["_build", "index.md"]
 myst_heading_anchors = 3
+default_role = "code"  # What docstrings have in backticks.
+smartquotes = False  # Quotes are there to be copied.
 autodoc_typehints = "description"
 napoleon_use_ivar = True  # Attributes are described once, in their class.
 # Links to source files and READMEs lead out of the site.

@@ -50,3 +50,12 @@ def sizewise(*arguments: str | Path, stdin: str = "", typed: bool = False) -> An
         except SystemExit as end:
             code = int(end.code or 0)
     return Answer(code, out.getvalue(), err.getvalue())
+
+
+def assert_one_sentence(answer: Answer, message: str, code: int = 2) -> None:
+    """Check that a command ended with an error of one sentence, and printed nothing else."""
+    assert answer.code == code, answer
+    assert answer.out == ""
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line

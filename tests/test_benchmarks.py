@@ -18,7 +18,7 @@ from sizewise.memory.prediction import predict
 BENCHMARKS = ROOT / "benchmarks"
 
 HERE = (
-    *("anything.py", "cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py"),
+    *("anything.py", "cutting.py", "fedepth.py", "layouts.py", "levers.py", "merge.py", "nefl.py"),
     "shrinking.py",
     "smallest.py",
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Answer, sizewise
+from commands import Answer, assert_one_sentence, sizewise
 from sizewise import __version__, cli, config, federate
 from sizewise.errors import NothingMerged
 from sizewise.exchange import checkpoint
@@ -207,14 +207,6 @@ def test_bad_settings_end_in_one_sentence(case: str, home: Path, tmp_path: Path)
     answer = sizewise("run", home / "config.toml", "--set", setting, "--out", run, "--json")
     assert_one_sentence(answer, message)
     assert not run.exists()
-
-
-def assert_one_sentence(answer: Answer, message: str, code: int = 2) -> None:
-    assert answer.code == code, answer
-    assert answer.out == ""
-    (line,) = answer.err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
 
 
 FACTORIES = """
@@ -500,6 +492,26 @@ def test_an_interrupt_that_python_drops_still_ends_the_run(
     hint = f"interrupted; go on with: sizewise resume '{tmp_path / 'a run'}'\n"
     assert hint in capsys.readouterr().err
     assert len((tmp_path / "a run" / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_full_disk_ends_a_run_with_a_hint(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sizewise.runs.folder import RunFolder
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    place = tmp_path / "my run"
+    answer = sizewise("run", home / "config.toml", "--out", place, "--json")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1] == (
+        "error: [Errno 28] No space left on device; mend that, then go on with: "
+        f"sizewise resume '{place}'"
+    )
+    monkeypatch.undo()
+    assert sizewise("resume", place).code == 0
 
 
 def test_a_config_from_stdin(home: Path, answer: Answer) -> None:

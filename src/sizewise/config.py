@@ -46,7 +46,8 @@ class EngineConfig:
         device_memory: Bytes of each accelerator that devices in training may take together; as many
             of the `workers` are at work at once as fit. Default: what is free at the start.
         layout: How images lie in memory: "channels_last" makes most convolutions faster on CPUs and
-            GPUs, and changes the last bits of results.
+            GPUs, and changes the last bits of results; "auto" is that for models without very wide
+            convolutions, for which it is not faster.
         flower: Whom a server waits for when devices are machines of their own.
     """
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from commands import Answer, assert_one_sentence, sizewise
 from sizewise import config
 from sizewise.report import comparison, execution, live
-from test_cli import Answer, assert_one_sentence, sizewise
 
 CONFIG = """
 rounds = 2

@@ -72,8 +72,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        # The disk is full, or a folder went away: every finished round is still there.
-        print(f"error: {error}; mend that, then go on with `sizewise resume`", file=sys.stderr)
+        print(f"error: {error}; mend that, and try again", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

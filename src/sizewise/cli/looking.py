@@ -1,6 +1,9 @@
 """Commands that train nothing: `plan`, `advise`, `list` and `doctor`."""
 
 import json
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,7 +68,7 @@ def list_names(
         return
     width = max(map(len, names))
     for name, description in names.items():
-        print(f"{name:<{width}}  {description}")
+        _say(f"{name:<{width}}  {description}", width + 2)
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -80,8 +83,16 @@ def doctor(as_json: AsJson = False) -> None:
     for finding in doctors.examine():
         found.append(finding)
         if not as_json:
-            print(finding, flush=True)
+            _say(str(finding))
     if as_json:
         print(json.dumps([plain(finding) for finding in found]))
     if any(finding.trouble for finding in found):
         raise typer.Exit(1)
+
+
+def _say(text: str, indent: int = 0) -> None:
+    """Print a line at once; on a terminal, what is too long goes on below, between words."""
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, subsequent_indent=" " * indent)
+    print(text, flush=True)

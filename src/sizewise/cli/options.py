@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG.toml]", help="A file, or - for stdin; default: embedded."),
+    typer.Argument(metavar="CONFIG.toml", help="A file, or - for stdin; default: embedded."),
 ]
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value: recipe.lr=0.05.")

@@ -36,6 +36,7 @@ def train(opening: "AbstractContextManager[Federation]", as_json: bool, track: l
         tables.announce(federation)
         tables.announce_changes(federation)
         config, path = federation.config, federation.folder.path
+        hint = f"go on with: sizewise resume {shlex.quote(str(path))}"
         try:
             with (
                 progress.Progress(config.rounds) as bar,
@@ -50,9 +51,12 @@ def train(opening: "AbstractContextManager[Federation]", as_json: bool, track: l
 
                 result: Mapping[str, Any] = federation.run(observe)
         except KeyboardInterrupt:
-            hint = f"sizewise resume {shlex.quote(str(path))}"
-            print(f"interrupted; go on with: {hint}", file=sys.stderr)
+            print(f"interrupted; {hint}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            # The disk is full, or a folder went away: every finished round is still there.
+            print(f"error: {error}; mend that, then {hint}", file=sys.stderr)
+            raise typer.Exit(1) from None
     _show(result, as_json)
 
 
@@ -83,6 +87,8 @@ def _show(result: Mapping[str, Any], as_json: bool) -> None:
         print(json.dumps(result))
     else:
         tables.show_result(result)
+        hint = f"sizewise report {shlex.quote(result['run_dir'])}"
+        print(f"look at it with: {hint}", file=sys.stderr)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from sizewise.errors import ConfigError
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE.toml]", help="Where to write it.")] = Path(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Where to write it.")] = Path(
         "sizewise.toml"
     ),
     data: Annotated[str | None, typer.Option(help="A listed name, a folder or a file.")] = None,
@@ -70,4 +70,5 @@ def flower_new(
     from sizewise.flower import folder as flower_folder
 
     flower_folder.write(folder, configs.load(config, overrides))
-    print(f"wrote {folder}; start it with: flwr run {folder} NAME-OF-YOUR-SUPERLINK --stream")
+    name = shlex.quote(str(folder))
+    print(f"wrote {name}; start it with: flwr run {name} NAME-OF-YOUR-SUPERLINK --stream")

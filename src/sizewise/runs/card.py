@@ -52,14 +52,15 @@ def _samples(batch: int) -> str:
 
 
 def _input(facts: Mapping[str, Any]) -> str:
-    shape = ", ".join(map(str, facts["task"]["input_shape"]))
+    batch = "batch" if facts["any_batch"] else facts["batch"]
+    shape = ", ".join(map(str, (batch, *facts["task"]["input_shape"])))
     if not facts["task"].get("vocabulary"):
-        return f"float32, (batch, {shape})"
+        return f"float32, ({shape})"
     if facts["tokenizer"] is None:
         maker = "by a tokenizer that is not known: the data was given as token ids"
     else:
         maker = f"by the tokenizer `{Path(facts['tokenizer']).name}`, which cuts and pads texts"
-    return f"token ids, int64, (batch, {shape}), {maker}"
+    return f"token ids, int64, ({shape}), {maker}"
 
 
 def _preparation(facts: Mapping[str, Any]) -> str:

@@ -75,7 +75,7 @@ def export(
     setting = _prepared(path, dataset)
     chosen = _choose(setting, path, memory, size, batch, best)
     out.parent.mkdir(parents=True, exist_ok=True)
-    difference = formats.write(chosen, setting.method.task, out)
+    written = formats.write(chosen, setting.method.task, out)
     facts = {
         "size": chosen.size,
         "round": chosen.round,
@@ -87,7 +87,8 @@ def export(
         "parameters": sum(parameter.numel() for parameter in chosen.module.parameters()),
         "file": str(out),
         "file_bytes": out.stat().st_size,
-        "difference": difference,
+        "difference": written.difference,
+        "any_batch": written.any_batch,
         "tokenizer": _write_tokenizer(setting, out),
         "run_dir": str(path),
     }

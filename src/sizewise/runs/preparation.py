@@ -25,7 +25,6 @@ from sizewise.fleet.devices import Fleet, make_fleet
 from sizewise.memory import accounting
 from sizewise.models.memory import identity
 from sizewise.runs.cuts import Cuts
-from sizewise.torch_tools import layout
 from sizewise.training.task import Task
 
 
@@ -68,7 +67,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     task = make_task(config, dataset)
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
-    layout.check(task.build(), task.drawn(4), config.engine.layout)
+    method.task.arrangement  # noqa: B018  (raises now if the model cannot be laid out so)
     if config.recipe.eval_memory is not None:
         try:
             task.low_memory_inference(method.submodels.pattern(method.main))

@@ -24,7 +24,7 @@ from sizewise.surgery.anatomy import Anatomy, hidden_shapes
 from sizewise.surgery.in_place import InPlace
 from sizewise.surgery.taking_apart import taken_apart
 from sizewise.torch_tools import placement
-from sizewise.torch_tools.layout import Layout
+from sizewise.torch_tools.layout import Arrangement, Layout, arranged
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -77,7 +77,7 @@ class Task:
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
         device: Where models train and are evaluated; see `torch_tools.placement`.
-        layout: How images lie in memory; see `torch_tools.layout`.
+        layout: How images should lie in memory; see `torch_tools.layout`.
         predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
     """
 
@@ -188,6 +188,13 @@ class Task:
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
             return module
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """How images lie in memory; raise ConfigError if the model is wrong in that layout."""
+        if self.layout == "contiguous":
+            return Arrangement()
+        return arranged(self.build(), self.drawn(4), self.layout)
 
     @cached_property
     def channels(self) -> Channels:
