@@ -42,7 +42,7 @@ def test_every_method_is_looked_at(advised: Advice) -> None:
     assert {fit.name for fit in advised.fits} & set(advised.refused) == set()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fedepth, levers"])
+@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fedepth, levers", "local", "nefl"])
 def test_a_run_meters_what_was_predicted(name: str, advised: Advice, tmp_path: Path) -> None:
     (fit,) = (fit for fit in advised.fits if fit.name == name)
     method = TABLES["method"] if fit.method == "heterofl" else {"name": fit.method}
@@ -54,7 +54,10 @@ def test_a_run_meters_what_was_predicted(name: str, advised: Advice, tmp_path: P
     for row in fit.classes:
         peak = result["peak_bytes"][row["group"]]
         assert (peak is None) == (row["refused"] is not None)
-        assert peak in (None, row["predicted"])
+        if name == "nefl":  # It draws submodels, the largest of which was predicted.
+            assert (peak or 0) <= row["predicted"]
+        else:
+            assert peak in (None, row["predicted"])
     lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
     assert sum(line["device_seconds"] for line in lines) / 3 == pytest.approx(fit.seconds, rel=0.05)
 
@@ -105,13 +108,14 @@ def test_what_was_never_measured_is_not_advised() -> None:
     board = found(fit("old", 0.9, 1.0, 1.0, 1), interval=None).board
     advised = Advice(1, board, 0.0, (unseen,), {})
     assert advised.recommended is None
-    assert "no method of the leaderboard" in advised.reason()
+    assert "No method of the leaderboard" in advised.reason()
 
 
 def test_the_command(tmp_path: Path, advised: Advice, capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_advice(advised)
     shown = capsys.readouterr().out
-    assert f"Use {advised.reason()}." in shown
+    assert advised.reason() in shown
+    assert advised.reason().startswith("Use ")
     assert all(one.name in shown for one in advised.fits)
     assert json.loads(json.dumps(advised.to_dict()))["whole"] == advised.whole
     # Out of patience after the first method; the rest is named.

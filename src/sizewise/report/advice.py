@@ -129,34 +129,33 @@ class Advice:
         """Return the recommendation in one sentence."""
         fit = self.recommended
         if fit is None or fit.elsewhere is None:
-            return "no method of the leaderboard can be used here as it was there"
+            return "No method of the leaderboard can be used here as it was there."
         place = self.board.fair.index(fit.elsewhere) + 1
         rank = "first" if place == 1 else f"number {place}"
         if fit.elsewhere in self.board.first[1:]:
             rank = "not told apart from the first"
         seeds = f"{self.board.seeds} seed{'s'[: self.board.seeds > 1]}"
         return (
-            f"{fit.name}: on the most similar fleet of the leaderboard ({self.board.title}, "
+            f"Use {fit.name}: on the most similar fleet of the leaderboard ({self.board.title}, "
             f"{self.board.fleet_title}; {seeds}) it is {rank} with "
             f"{100 * fit.elsewhere.accuracy:.1f} %; here it reaches {100 * fit.reach:.0f} % of the "
-            f"devices within their bytes and sends {format_bytes(fit.sent)} a round"
+            f"devices within their bytes and sends {format_bytes(fit.sent)} a round."
         )
 
 
-def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None = None) -> Advice:
+def advise(tables: Tables, patience: float = PATIENCE) -> Advice:
     """Return what methods would do for a config, and which one to use.
 
     Args:
         tables: The config's tables; the method that they name gives its options to itself only.
         patience: Seconds after which no further method is planned.
-        dataset: Data that is in memory already, in place of what the config names.
 
     Raises:
         SizewiseError: The config is bad for every method.
     """
     start = time.process_time()
     config = _chosen("fedavg", "auto", tables)
-    dataset = loaded(config) if dataset is None else dataset
+    dataset = loaded(config)
     setting = prepare(config, dataset)
     shape = _shape(setting)
     board = leaderboard.nearest(leaderboard.read(), shape, bool(dataset.vocabulary))

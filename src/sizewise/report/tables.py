@@ -180,7 +180,7 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
     said += [f"{name}: {why}" for name, why in advice.refused.items()]
     if advice.left:
         said.append(f"Not planned for want of time (--patience): {'; '.join(advice.left)}.")
-    for sentence in (*said, f"Use {advice.reason()}."):
+    for sentence in (*said, advice.reason()):
         console.print(sentence, soft_wrap=True)
 
 
