@@ -38,7 +38,7 @@ def advise(
     overrides: Overrides = [],  # noqa: B006
     patience: Annotated[
         float, typer.Option(help="Processor's seconds after which no further method is planned.")
-    ] = 12.0,
+    ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Show what every method would do on this fleet, and say which to use; train nothing."""

@@ -23,7 +23,7 @@ from sizewise.runs.leaderboard import Board, Shape, Standing
 from sizewise.runs.preparation import Setting, loaded, prepare
 
 PAGE = "papers/leaderboard/README.md"
-PATIENCE = 12.0
+PATIENCE = 10.0
 """Seconds after which no further method is planned: those that do best elsewhere come first.
 
 They are the processor's: what is found does not depend on what else the machine does.
