@@ -129,18 +129,22 @@ class Suite:
             configs[job.folder] = identity(rows[job.row], job.seed)
             wanted.append(job)
 
+        def keep(outcomes: Sequence[Outcome]) -> None:
+            for outcome in outcomes:
+                config = configs.pop(outcome.job.folder, None)
+                if config is not None and outcome.exit_code in (0, *REFUSED):
+                    into.put(outcome.job.row, found(outcome, config))
+                elif config is not None:
+                    self.broken.append(f"{outcome.job.folder}: {outcome.error}")
+
         with live.LiveTable(wanted) as shown:
 
             def watch(running: Sequence[Job], done: Sequence[Outcome]) -> None:
                 shown.update(running, done)
-                for outcome in done:
-                    config = configs.pop(outcome.job.folder, None)
-                    if config is not None and outcome.exit_code in (0, *REFUSED):
-                        into.put(outcome.job.row, found(outcome, config))
+                keep(done)
 
-            for outcome in execution.carry_out(wanted, self.at_once, watch):
-                if outcome.exit_code not in (0, *REFUSED):
-                    self.broken.append(f"{outcome.job.folder}: {outcome.error}")
+            # What is done already is only told in the end.
+            keep(execution.carry_out(wanted, self.at_once, watch))
 
 
 def main() -> None:

@@ -235,6 +235,11 @@ def test_a_suite_chooses_and_keeps_what_it_found(
     (table,) = tables((tmp_path / "some.mini.md").read_text())
     assert len(table) == 1 + len(found)
 
+    # What is in the folders of runs need not be in the file.
+    (tmp_path / "some.mini.json").unlink()
+    run(PAPERS / "suite.py", path, "--seeds", "0")
+    assert json.loads((tmp_path / "some.mini.json").read_text()) == found
+
     # Nothing is run twice, also where the folders of the runs are gone; refusals are not retried.
     shutil.rmtree(tmp_path / "runs")
     made.clear()
