@@ -1,4 +1,4 @@
-"""Commands that train nothing: `plan`, `list` and `doctor`."""
+"""Commands that train nothing: `plan`, `advise`, `list` and `doctor`."""
 
 import json
 import shutil
@@ -31,6 +31,25 @@ def plan(
         print(json.dumps({"classes": rows, "cuts": None if cuts is None else plain(cuts)}))
     else:
         tables.show_plan(rows, cuts)
+
+
+def advise(
+    config: ConfigFile = None,
+    overrides: Overrides = [],  # noqa: B006
+    patience: Annotated[
+        float, typer.Option(help="Processor's seconds after which no further method is planned.")
+    ] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what every method would do on this fleet, and say which to use; train nothing."""
+    from sizewise import config as configs
+    from sizewise.report import advice, tables
+
+    found = advice.advise(configs.read(config, overrides), patience)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        tables.show_advice(found)
 
 
 def list_names(

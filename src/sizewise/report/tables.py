@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sizewise.common.structure import format_bytes, format_flops
 from sizewise.privacy.config import PrivacyConfig
+from sizewise.report.advice import PAGE, Advice
 from sizewise.report.fitted import Column, fitted
 from sizewise.report.summary import Row, columns, meaning
 from sizewise.runs.cuts import Cuts, read
@@ -175,6 +176,39 @@ def show_plan(
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
+
+
+def show_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print what methods would do on a fleet, and which one to use."""
+    board, console = advice.board, console or _console()
+    heads = ("reach %", "needs", "sent a round", "FLOP a round", "time a round")
+    lines = []
+    for fit in advice.fits:
+        there = fit.elsewhere
+        time = "unknown" if fit.seconds is None else f"{fit.seconds:,.3g} s"
+        costs = (format_bytes(fit.peak), format_bytes(fit.sent), format_flops(fit.flops), time)
+        worst = "" if there is None or there.worst is None else f"{100 * there.worst:.1f}"
+        reached = ("" if there is None else f"{100 * there.accuracy:.1f}", worst)
+        lines.append((fit.name, f"{100 * fit.reach:.0f}", *costs, *reached))
+    names, *figures = [
+        Column(head, cells, right=head != "method")
+        for head, cells in zip(
+            ("method", *heads, "there: %", "worst class %"), zip(*lines, strict=True), strict=True
+        )
+    ]
+    for table in fitted(console.width, [names], figures):
+        console.print(table)
+    said = [
+        f"A plain training step of the whole model takes {format_bytes(advice.whole)}. There: "
+        f"{board.title}, {board.fleet_title}, the fleet of the leaderboard that is most like this "
+        f"one ({PAGE}; distance {advice.distance:.2f} of 1, see docs/advise.md); data and models "
+        f"are others."
+    ]
+    said += [f"{name}: {why}" for name, why in advice.refused.items()]
+    if advice.left:
+        said.append(f"Not planned for want of time (--patience): {'; '.join(advice.left)}.")
+    for sentence in (*said, advice.reason()):
+        console.print(sentence, soft_wrap=True)
 
 
 def show_export(facts: Mapping[str, Any]) -> None:

@@ -66,7 +66,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
                 continue
             # What it would do: the plan of the same device without a budget.
             plan = setting.method.plan_upper_bound(state, replace(device, memory=None), round_index)
-        work = _work(setting, state, plan)
+        work = work_of(setting, state, plan)
         if refused is None:
             work["parts"] = picture.parts(setting.method, state, plan, full, names)
         else:
@@ -86,13 +86,14 @@ def blocks_in_words(task: Task) -> str | None:
     return f"taken apart into {count}{span}{found}"
 
 
-def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
-    """Return what a plan costs, in all and stage by stage."""
+def work_of(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
+    """Return what a plan costs a device with as many samples as devices have in the mean."""
     method, recipe = setting.method, setting.config.recipe
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
     view, copy = method.submodels.view(plan.submodel), method.submodels.copy(plan.submodel)
     actual = [copy.actual(stage) for stage in plan.stages]
     traffic = method.traffic(plan, samples)
+    returned = copy.trained(actual) if traffic.returns else {}
     stages = [
         {
             "name": stage.work.label,
@@ -111,7 +112,7 @@ def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
         "bytes_down": view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down),
-        "bytes_up": size_in_bytes({n: t for n, t in copy.trained(actual).items() if n in view})
+        "bytes_up": size_in_bytes({n: t for n, t in returned.items() if n in view})
         + size_in_bytes(traffic.up),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
