@@ -17,6 +17,7 @@ from statistics import fmean
 
 from boards import FLEETS, TASKS, Task
 from shared import HERE, common
+from sizewise import methods
 from sizewise.common.structure import plain
 from sizewise.runs.leaderboard import FILE, Board, Standing
 
@@ -195,9 +196,12 @@ def rates(tasks: Sequence[Task]) -> Iterator[str]:
 def absent(tasks: Sequence[Task]) -> Iterator[str]:
     """Yield which rows the suites leave out."""
     yield from ("", "## Left out", "")
+    known = {name for task in tasks for name in (*task.tables["row"], *task.tables["absent"])}
+    if new := sorted(set(methods.names()) - known):
+        yield f"- On no task yet: {', '.join(f'`{name}`' for name in new)}."
     for task in tasks:
         reasons: dict[str, list[str]] = {}
-        for name, why in task.tables.get("absent", {}).items():
+        for name, why in task.tables["absent"].items():
             reasons.setdefault(why, []).append(f"`{name}`")
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         lines = textwrap.wrap(f"{task.tables['about']['title']}: {said}.", 103)
