@@ -274,11 +274,12 @@ def test_the_leaderboard_is_that_of_the_results(
     monkeypatch.chdir(tmp_path)
     run(PAPERS / "leaderboard/page.py", "--smoke")
     page = (tmp_path / "page.smoke.md").read_text()
-    assert page == (PAPERS / "leaderboard/README.md").read_text()
+    made = "run `python papers/leaderboard/page.py`"
+    assert page == (PAPERS / "leaderboard/README.md").read_text(), made
     assert (tmp_path / "figures.smoke.json").read_text() == leaderboard.FILE.read_text()
     (short,) = tables((tmp_path / "short.smoke.md").read_text())
     assert len(short) == 1 + len({board.fleet for board in leaderboard.read()})
-    # Every method of the library is on the page, if only to say why it is not in a table.
+    # Every method of the library is on the page, if only to say that it is not in a table.
     assert all(f"`{name}" in page or f"| {name}" in page for name in methods.names())
 
 

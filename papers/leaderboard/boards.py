@@ -93,14 +93,14 @@ class Task:
         )
 
     def board(self, column: str) -> Board | None:
-        """Return what was reached on a fleet; None if nothing was run there yet."""
+        """Return what was reached on a fleet; None while some row has not been tried there."""
+        if not all(self.found.get(f"{name}, {column}") for name in self.names()):
+            return None
         found = {
             name: runs
             for name in self.names()
             if (runs := results.successes(self.found.get(f"{name}, {column}", ())))
         }
-        if not found:
-            return None
         # While some rows have further seeds, all are compared by those that every row has.
         seeds = min(map(len, found.values()))
         rows = [self._standing(name, column, runs[:seeds]) for name, runs in found.items()]

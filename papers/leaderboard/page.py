@@ -17,6 +17,7 @@ from statistics import fmean
 
 from boards import FLEETS, TASKS, Task
 from shared import HERE, common
+from sizewise import methods
 from sizewise.common.structure import plain
 from sizewise.runs.leaderboard import FILE, Board, Standing
 
@@ -152,10 +153,11 @@ def sections(tasks: Sequence[Task]) -> Iterator[str]:
     for column, title in FLEETS.items():
         found = [(task, board) for task in tasks if (board := task.board(column)) is not None]
         yield from ("", f"## Fleet: {title}", "")
-        if not found:
-            yield "Nothing was run here yet."
-            continue
-        yield from wrapped(choice([board for _, board in found]))
+        done = [task for task, _ in found]
+        if left := [task.tables["about"]["title"] for task in tasks if task not in done]:
+            yield from wrapped(f"Left out until all rows were run here: {', '.join(left)}.")
+        if found:
+            yield from wrapped(choice([board for _, board in found]))
         for task, board in found:
             yield from wrapped(verdict(board))
             yield from table(board)
@@ -194,9 +196,12 @@ def rates(tasks: Sequence[Task]) -> Iterator[str]:
 def absent(tasks: Sequence[Task]) -> Iterator[str]:
     """Yield which rows the suites leave out."""
     yield from ("", "## Left out", "")
+    known = {name for task in tasks for name in (*task.tables["row"], *task.tables["absent"])}
+    if new := sorted(set(methods.names()) - known):
+        yield f"- On no task yet: {', '.join(f'`{name}`' for name in new)}."
     for task in tasks:
         reasons: dict[str, list[str]] = {}
-        for name, why in task.tables.get("absent", {}).items():
+        for name, why in task.tables["absent"].items():
             reasons.setdefault(why, []).append(f"`{name}`")
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         lines = textwrap.wrap(f"{task.tables['about']['title']}: {said}.", 103)
@@ -217,10 +222,11 @@ def page(tasks: Sequence[Task]) -> list[str]:
 
 def short(boards: Sequence[Board]) -> list[str]:
     """Return the short form: of each task and fleet, the first rows."""
-    lines = common.table("", *dict.fromkeys(board.title for board in boards))
-    for title in dict.fromkeys(board.fleet_title for board in boards):
-        cells = [_cell(board) for board in boards if board.fleet_title == title]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+    titles = list(dict.fromkeys(board.title for board in boards))
+    lines = common.table("", *titles)
+    for fleet in dict.fromkeys(board.fleet_title for board in boards):
+        cells = {board.title: _cell(board) for board in boards if board.fleet_title == fleet}
+        lines.append(f"| {fleet} | {' | '.join(cells.get(title, '') for title in titles)} |")
     return lines
 
 
