@@ -62,7 +62,15 @@ class Submodels:
 
     def slices(self, submodel: Any) -> View:
         """Return where each tensor of a submodel lives; `view` remembers it."""
-        return self.separate(whole(own_tensors(self.module(submodel))), submodel)
+        return self.separate(whole(self.copy(submodel).tensors), submodel)
+
+    def held(self, module: nn.Module) -> frozenset[str]:
+        """Return the names of a model's tensors that every machine has: they are never sent."""
+        return frozenset()
+
+    def working(self, module: nn.Module) -> WorkingCopy:
+        """Return the working copy that a fresh model becomes."""
+        return WorkingCopy(module, torch.device(self.task.device), self.held(module))
 
     def apart(self, module: nn.Module) -> set[str]:
         """Return the names of the tensors that the server keeps once for each submodel."""
@@ -97,9 +105,15 @@ class Submodels:
         key = submodel.shape_key
         if key not in self._copies:
             pattern = self._patterns.get(key)
-            fresh = self._built(key) if pattern is None else remade(pattern, clone)
-            self._copies[key] = WorkingCopy(fresh, torch.device(self.task.device))
+            fresh = self._built(key) if pattern is None else self.twin(pattern)
+            self._copies[key] = self.working(fresh)
         return self._copies[key]
+
+    def twin(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a model, with tensors of its own but for those that are held."""
+        held, own = self.held(module), own_tensors(module)
+        shared = {id(tensor) for name, tensor in own.items() if name in held}
+        return remade(module, lambda t: t.detach() if id(t) in shared else clone(t), clone)
 
     def pattern(self, submodel: Submodel) -> nn.Module:
         """Return a model of a submodel's shapes as it was built, to learn its cost from.
@@ -160,7 +174,8 @@ class Submodels:
     def parameters(self, state: State, main: Submodel) -> list[str]:
         """Return the names of the server tensors that are parameters, not statistics."""
         view = self.view(main)
-        found = (view[name].name for name, _ in self.module(main).named_parameters())
+        named = (name for name, _ in self.module(main).named_parameters())
+        found = (view[name].name for name in named if name in view)
         # What is kept apart for each submodel is the same parameter in all of them.
         names = {shared_name(name) for name in found}
         return [name for name in state.tensors if shared_name(name) in names]
