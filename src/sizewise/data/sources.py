@@ -144,7 +144,9 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
             dataset = reading.dataset(name, tables, source, home)
             # Images that a table names can change while the table stays what it is.
             named = found["train"][0].suffix.lower() not in IMAGE_ENDINGS
-            if named and find(name, tables["train"], reading.label).form == "paths":
+            labelled = reading.target == "labels"
+            columns = find(name, tables["train"], reading.label, labelled=labelled)
+            if named and columns.form == "paths":
                 return dataset
     else:
         with _one_sentence(

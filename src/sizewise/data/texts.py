@@ -1,7 +1,8 @@
 """Texts as token ids, all of one length.
 
-Two kinds are understood: one or two columns of text with a class or a score, as in GLUE; and lists
-of words with a tag for each, as in named entity recognition. All texts are cut and padded to one
+Three kinds are understood: one or two columns of text with a class or a score, as in GLUE; lists of
+words with a tag for each, as in named entity recognition; and a column of text alone, of which every
+next token is learned. All texts are cut and padded to one
 length, because what a training step costs must not depend on the data.
 """
 
@@ -114,6 +115,8 @@ class TextReader:
         tagged = columns.target == "tags"
         encoded = self._tokens.encode_batch(rows, is_pretokenized=tagged)
         ids = torch.tensor([each.ids for each in encoded])
+        if columns.target == "next":
+            return [ids], next_tokens(ids, self._tokens.padding["pad_id"]).tolist()
         if not tagged:
             return [ids], batch[columns.label]
         numbers = [self._numbers(row) for row in batch[columns.label]]
@@ -126,6 +129,8 @@ class TextReader:
             return labels.scores(self._where, given)
         if self._columns.target == "class":
             return labels.classes(self._where, given, self._columns.names)
+        if self._columns.target == "next":
+            return Labels(torch.tensor(given), target="next")
         found = Labels(torch.tensor(given), tuple(self._tags), "tags")
         if self._columns.names:
             return found
@@ -141,6 +146,18 @@ class TextReader:
         if self._columns.names:
             return list(tags)
         return [self._tags.setdefault(str(tag), len(self._tags)) for tag in tags]
+
+
+def next_tokens(ids: Tensor, pad: int) -> Tensor:
+    """Return for each token the one that follows, `IGNORED` at the end of a text and behind it.
+
+    Args:
+        ids: Token ids, int64 (N, T).
+        pad: That of padding.
+    """
+    following = ids.roll(-1, 1)
+    following[:, -1] = pad
+    return following.where(following != pad, IGNORED)
 
 
 def first_pieces(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:

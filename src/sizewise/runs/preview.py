@@ -108,7 +108,7 @@ def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
         "bytes_down": view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down),
-        "bytes_up": size_in_bytes({n: t for n, t in copy.trained(actual).items() if n in view})
+        "bytes_up": size_in_bytes({n: copy.tensors[n] for n in copy.trained_names(actual) if n in view})
         + size_in_bytes(traffic.up),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),

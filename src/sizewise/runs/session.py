@@ -55,6 +55,11 @@ def started(
     """
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
+    if config.model.hollow:
+        raise ConfigError(
+            "model.hollow builds a model without weights, which can be planned for and not trained; "
+            "leave it out"
+        )
     _check_validation(config, engine)
     if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
         device = placement.settled(config.engine.device)
