@@ -47,6 +47,10 @@ Overrides = Annotated[
 Trackers = Annotated[
     list[str], typer.Option("--track", help="tensorboard, wandb (offline) or mlflow; also several.")
 ]
+Vary = Annotated[
+    list[str],
+    typer.Option(metavar="KEY=A,B,C", help="Try each value; several: every combination."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on stdout.")]
 
 INTERRUPTED = 130
@@ -120,15 +124,24 @@ def resume(
 def plan(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006
+    vary: Vary = [],  # noqa: B006
     figure: Annotated[Path | None, typer.Option(help="Draw bytes against budgets here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what each device class would train, and what it costs; train nothing."""
     from sizewise import config as configs
     from sizewise.common.structure import plain
-    from sizewise.report import figures, tables
+    from sizewise.report import figures, sweep, tables
     from sizewise.runs import preview
 
+    if vary:
+        tried = sweep.rows({"": configs.read(config, overrides)}, sweep.read(vary))
+        varied = {name.strip(): preview.rows(configs.from_dict(t)) for name, t in tried.items()}
+        if as_json:
+            print(json.dumps({"varied": varied}))
+        else:
+            tables.show_varied(varied)
+        return
     rows, cuts = preview.rows_and_cuts(configs.load(config, overrides))
     if figure is not None:
         figures.draw_plan(rows, figure)
@@ -145,10 +158,7 @@ def compare(
         str, typer.Option(metavar="A,B,C", help="See `sizewise list methods`.")
     ] = "",
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="One run of each method.")] = "0",
-    vary: Annotated[
-        list[str],
-        typer.Option(metavar="KEY=A,B,C", help="Try each value; several: every combination."),
-    ] = [],  # noqa: B006
+    vary: Vary = [],  # noqa: B006
     overrides: Overrides = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; default: cores.")] = CORES,

@@ -81,7 +81,7 @@ class Reading:
             holdout=source.holdout if self.holdout is None else self.holdout,
             normalise=self.normalise,
             divided=self.owner is not None,
-            metric=source.metric,
+            metric=source.metric if self.target == "labels" else None,
         )
 
     def samples(self, where: str, table: Table, folder: Path | None = None) -> Samples:

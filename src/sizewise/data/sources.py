@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ def load(
     owner: str | None = None,
     holdout: float | None = None,
     normalise: bool = False,
+    target: Literal["labels", "next"] = "labels",
 ) -> Dataset:
     """Load a data set into memory; see ``limited`` for its order.
 
@@ -64,7 +66,9 @@ def load(
             raise ConfigError(
                 f"data.{option} must be at least 1, got {value}; leave it out for all"
             )
-    reading = Reading(image_size, tokenizer, max_tokens, label, owner, holdout, normalise)
+    reading = Reading(
+        image_size, tokenizer, max_tokens, label, owner, holdout, normalise, target
+    )
     parts = [
         _digits(image_size) if each == "digits" else _stored(each, root, reading)
         for each in (name, *silos)

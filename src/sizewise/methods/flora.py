@@ -29,7 +29,7 @@ from sizewise.exchange.merging import Merging
 from sizewise.exchange.plan import Submodel, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, View, whole
-from sizewise.families.lora.adapters import DOWN, UP, Rank, product
+from sizewise.families.lora.adapters import DOWN, UP, Rank, as_change, product
 from sizewise.families.lora.method import LowRank
 from sizewise.families.lora.products import Pair, PairMerging, factors
 from sizewise.families.lora.submodels import AdapterSubmodels
@@ -114,12 +114,6 @@ class Stacking(AdapterSubmodels):
     def working(self, module: nn.Module) -> WorkingCopy:
         """Return a working copy that merges stacks when it is loaded."""
         return _Merged(module, self)
-
-
-def as_change(layer: nn.Module) -> Tensor:
-    """Return a layer's weight as (outputs, inputs), as a view of it."""
-    weight: Tensor = layer.weight.detach()  # type: ignore[assignment, operator]
-    return weight.T if type(layer).__name__ == "Conv1D" else weight.flatten(1)
 
 
 class _Merged(WorkingCopy):

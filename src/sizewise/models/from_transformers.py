@@ -5,6 +5,7 @@ Options of the model's own config go into `model.args`, such as `num_hidden_laye
 else the config is transformers' default for the class.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,8 @@ def build(
     except ImportError:
         raise ModelError("it needs transformers; pip install 'sizewise[text]'") from None
     kind: Any = getattr(transformers, name, None)
-    causal = name.endswith("ForCausalLM")
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    causal = name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     known = causal or "Classification" in name
     if getattr(kind, "config_class", None) is None or not known:
         raise ModelError(
@@ -109,7 +111,7 @@ def build(
     if kind.main_input_name != asked:
         raise ModelError(f"{name} takes {kind.main_input_name}, and the data has {here}")
     wanted = _class_for(vocabulary, classes, tags)
-    if vocabulary and not name.endswith(wanted):
+    if vocabulary and not (causal if "Causal" in wanted else name.endswith(wanted)):
         raise ModelError(f"for this data a model has to give other outputs; use its ...{wanted}")
     attention = args.pop("attn_implementation", "eager")
     given: dict[str, Any] = {**args} if causal else {"num_labels": classes, **args}

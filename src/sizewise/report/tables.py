@@ -145,6 +145,28 @@ def show_plan(
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
 
 
+def show_varied(
+    varied: Mapping[str, Sequence[Mapping[str, Any]]], console: Console | None = None
+) -> None:
+    """Print plans of several configs, by what they vary: a line for each class of devices.
+
+    `least` are the fewest bytes that a step can be taken in, with all levers of the recipe.
+    """
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("with", "class", "trains"):
+        table.add_column(name)
+    for name in ("budget", "needs", "least", "down", "up", "GFLOP"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for values, rows in varied.items():
+        for row in rows:
+            head = (values, row["group"], "nothing" if row["refused"] else row["size"])
+            least = row["predicted"] if row["refused"] else row["least"]
+            sizes = (row["predicted"], least, row["bytes_down"], row["bytes_up"])
+            shown = [_bytes(row["budget"], "any"), *map(format_bytes, sizes)]
+            table.add_row(*head, *shown, f"{row['flops'] / 1e9:,.3g}")
+    (console or _console()).print(table)
+
+
 def show_export(facts: Mapping[str, Any]) -> None:
     """Print what was exported."""
     console = Console(highlight=False, markup=False)

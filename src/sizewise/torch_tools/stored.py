@@ -18,25 +18,25 @@ STEPS = 127
 """Steps of int8 from zero to the largest entry of a row."""
 
 
-def packed(weight: Tensor, kind: Stored) -> tuple[Tensor, Tensor]:
-    """Return a matrix (rows, columns) as it is stored, and the scale of each row, (rows, 1)."""
+def packed(weight: Tensor, kind: Stored) -> tuple[Tensor, Tensor | None]:
+    """Return a matrix (rows, columns) as it is stored; of int8, the scale of each row, (rows, 1)."""
     if kind == "bf16":
-        return weight.bfloat16(), weight.new_ones(len(weight), 1)
+        return weight.bfloat16(), None
     scale = weight.abs().amax(1, keepdim=True) / STEPS
     steps = (weight / scale.clamp(min=torch.finfo(weight.dtype).tiny)).round()
     return steps.to(torch.int8), scale
 
 
-def unpacked(stored: Tensor, scale: Tensor) -> Tensor:
-    """Return the float32 matrix (rows, columns) that is stored."""
-    return stored.float() * scale
+def unpacked(stored: Tensor, scale: Tensor | None) -> Tensor:
+    """Return the float32 matrix (rows, columns) that is stored; in place, as it may be large."""
+    return stored.float() if scale is None else stored.float().mul_(scale)
 
 
 class _Product(torch.autograd.Function):
     """x W^T for a stored W, which is turned into float32 once for each direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stored: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, stored: Tensor, scale: Tensor | None) -> Tensor:  # type: ignore[override]
         """Map (..., columns) to (..., rows)."""
         ctx.save_for_backward(stored, scale)
         return F.linear(x, unpacked(stored, scale))
@@ -51,7 +51,7 @@ class _Product(torch.autograd.Function):
 class StoredLinear(nn.Linear):
     """A frozen linear layer whose weight is stored; `scale` are the steps of its rows."""
 
-    scale: Tensor
+    scale: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in) to (..., out)."""
@@ -70,12 +70,12 @@ class StoredLinear(nn.Linear):
 class StoredEmbedding(nn.Embedding):
     """A frozen embedding whose table is stored."""
 
-    scale: Tensor
+    scale: Tensor | None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids (...) to vectors (..., size)."""
         rows = F.embedding(ids, self.weight, self.padding_idx)
-        return rows.float() * F.embedding(ids, self.scale)
+        return unpacked(rows, None if self.scale is None else F.embedding(ids, self.scale))
 
     @property
     def plain(self) -> nn.Embedding:
@@ -97,7 +97,7 @@ def store(module: nn.Module, kind: Stored) -> None:
 
     Tied ones stay tied. Layers of classes derived from these compute something of their own, and are left alone.
     """
-    done: dict[int, tuple[nn.Parameter, Tensor]] = {}
+    done: dict[int, tuple[nn.Parameter, Tensor | None]] = {}
     for layer in module.modules() if kind != "float32" else ():
         if type(layer) not in _KINDS:
             continue

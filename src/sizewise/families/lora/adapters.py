@@ -113,8 +113,18 @@ def block_of(name: str) -> str:
 def _adaptable(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
         return layer.groups == 1
-    # Conv1D is what transformers' GPT-2 has for linear layers.
-    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+    return isinstance(layer, nn.Linear) or _turned(layer)
+
+
+def _turned(layer: nn.Module) -> bool:
+    """Return whether a layer is GPT-2's kind of linear layer, whose weight is (inputs, outputs)."""
+    return type(layer).__name__ == "Conv1D"
+
+
+def as_change(layer: nn.Module) -> Tensor:
+    """Return the weight of a layer as (outputs, inputs), as a view of it."""
+    weight: Tensor = layer.weight.detach()  # type: ignore[assignment, operator]
+    return weight.T if _turned(layer) else weight.flatten(1)
 
 
 def _ends(name: str, endings: Iterable[str]) -> bool:
@@ -137,17 +147,19 @@ def _named(layers: Mapping[str, nn.Module], wanted: Sequence[str], option: str) 
 def inject(
     model: nn.Module, places: Places, submodel: Rank, *, scale: float, dropout: float
 ) -> nn.Module:
-    """Put adapters into a model, in place, and let only them and its head learn."""
+    """Put adapters into a model, in place; they learn, beside what learns in it already."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise ModelError("adapters need peft; pip install 'sizewise[lora]'") from None
-    learned = [n for n, p in model.named_parameters() if p.requires_grad and inside(n, places.head)]
+    learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     targets = places.targets(submodel.depth)
+    turned = all(_turned(model.get_submodule(name)) for name in targets)
     config = LoraConfig(
         r=submodel.rank,
         lora_alpha=scale * submodel.rank,  # type: ignore[arg-type]
         lora_dropout=dropout,
+        fan_in_fan_out=turned,
         # An expression that fits these names and no others; a list would be compared by endings.
         target_modules="|".join(map(re.escape, targets)),
     )

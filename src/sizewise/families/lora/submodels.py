@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sizewise.exchange.plan import Submodel, TrainingStage
 from sizewise.exchange.state import State
 from sizewise.exchange.view import TensorSlice, View
-from sizewise.families.lora.adapters import DOWN, UP, Places, Rank, find, inject, inside, start
+from sizewise.families.lora.adapters import DOWN, UP, Places, Rank, find, inject, start
 from sizewise.families.submodels import Submodels
 from sizewise.torch_tools.stored import Stored, store
 from sizewise.training.loop import own_tensors, trained_names
@@ -46,9 +46,10 @@ class AdapterSubmodels(Submodels):
         """The model that is adapted, with the weights that it starts from; only its head learns."""
         module = self.task.build()
         module.load_state_dict(self.task.pretrained(), strict=False)
-        places = self._found(module)
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and inside(name, places.head))
+        heads = [module.get_submodule(path) for path in self._found(module).head]
+        learned = {id(parameter) for head in heads for parameter in head.parameters()}
+        for parameter in module.parameters():
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in learned)
         store(module, self.settings.base)
         return module
 
@@ -66,6 +67,8 @@ class AdapterSubmodels(Submodels):
         module, settings = self.twin(self.base), self.settings
         inject(module, self.places, submodel, scale=settings.scale, dropout=settings.dropout)
         for name, parameter in module.named_parameters():
+            if name.endswith((DOWN, UP)):
+                parameter.data = parameter.data.float()  # The base may be stored in fewer bytes.
             if name.endswith(DOWN) and not parameter.is_meta:
                 parameter.data = self.drawn(name, parameter.shape)
             if name.endswith(self.fixed):
