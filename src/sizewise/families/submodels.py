@@ -16,7 +16,7 @@ from sizewise.cutting.channels import Channels, Kept
 from sizewise.exchange.kept_apart import shared_name
 from sizewise.exchange.plan import Plan, Submodel
 from sizewise.exchange.state import State
-from sizewise.exchange.view import View, cut, whole
+from sizewise.exchange.view import Tensors, View, cut, whole
 from sizewise.surgery import norms
 from sizewise.torch_tools.layout import laid_out
 from sizewise.torch_tools.remaking import clone, remade
@@ -67,6 +67,13 @@ class Submodels:
     def held(self, module: nn.Module) -> frozenset[str]:
         """Return the names of a model's tensors that every machine has: they are never sent."""
         return frozenset()
+
+    def base_tensors(self) -> Tensors:
+        """Return the tensors that every machine has, to be shared by its processes; see `hold`."""
+        return {}
+
+    def hold(self, tensors: Tensors) -> None:
+        """Use these tensors, which another process has loaded, in place of others like them."""
 
     def working(self, module: nn.Module) -> WorkingCopy:
         """Return the working copy that a fresh model becomes."""
@@ -131,6 +138,11 @@ class Submodels:
     def module(self, submodel: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
         return self.copy(submodel).module
+
+    def forget(self) -> None:
+        """Let go of all models that were built."""
+        self._copies.clear()
+        self._patterns.clear()
 
     def release(self, kept: Submodel | None = None) -> None:
         """Take working copies off the device, all but those of one submodel's shapes."""

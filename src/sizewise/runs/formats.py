@@ -1,4 +1,5 @@
-"""The files that an exported model is written to: safetensors, ONNX, a `torch.export` program.
+"""The files that an exported model is written to: safetensors, ONNX, a `torch.export` program,
+folders of peft and transformers.
 
 What can be run without sizewise is run, and compared with the model that it was made from.
 """
@@ -16,11 +17,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sizewise.errors import ConfigError
+from sizewise.runs import adapter_files
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
 
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
-"""Formats and the endings of their files."""
+FORMATS = {
+    "safetensors": ".safetensors",
+    "onnx": ".onnx",
+    "torch": ".pt2",
+    "peft": ".peft",
+    "transformers": ".transformers",
+}
+"""Formats and the endings of their files; the last two are folders."""
 
 TOLERANCE = 1e-4
 """How far logits of an ONNX model may be from torch's."""
@@ -42,6 +50,7 @@ class Exported:
         metadata: What the run's state says of its sizes.
         owner: The device whose memory it was made from, if that is one.
         round: The round that it is from.
+        learned: The names of the tensors that the run has trained.
     """
 
     size: str
@@ -52,6 +61,7 @@ class Exported:
     metadata: Mapping[str, Any]
     owner: int | None
     round: int
+    learned: frozenset[str] = frozenset()
 
 
 def write(chosen: Exported, task: Task, out: Path) -> float | None:
@@ -64,6 +74,8 @@ def write(chosen: Exported, task: Task, out: Path) -> float | None:
         ".safetensors": _write_safetensors,
         ".onnx": _write_onnx,
         ".pt2": _write_program,
+        ".peft": _write_adapters,
+        ".transformers": _write_merged,
     }
     return writers[out.suffix](chosen, task, out)
 
@@ -73,6 +85,18 @@ def _write_safetensors(chosen: Exported, task: Task, out: Path) -> None:
         name: tensor.detach().contiguous() for name, tensor in own_tensors(chosen.module).items()
     }
     save_file(own, out, metadata={"size": chosen.size})
+
+
+def _write_adapters(chosen: Exported, task: Task, out: Path) -> float:
+    with _quiet():
+        base = task.model.weights or ""
+        read = adapter_files.write_adapters(chosen.module, chosen.learned, base, out)
+        return _largest_difference(chosen, read, task)
+
+
+def _write_merged(chosen: Exported, task: Task, out: Path) -> float:
+    with _quiet():
+        return _largest_difference(chosen, adapter_files.write_merged(chosen.module, out), task)
 
 
 def _write_program(chosen: Exported, task: Task, out: Path) -> float:

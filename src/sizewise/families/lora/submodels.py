@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from sizewise.exchange.plan import Submodel, TrainingStage
 from sizewise.exchange.state import State
-from sizewise.exchange.view import TensorSlice, View
+from sizewise.exchange.view import Tensors, TensorSlice, View
 from sizewise.families.lora.adapters import DOWN, UP, Places, Rank, find, inject, start
 from sizewise.families.submodels import Submodels
 from sizewise.torch_tools.stored import Stored, store
@@ -44,14 +45,29 @@ class AdapterSubmodels(Submodels):
     @cached_property
     def base(self) -> nn.Module:
         """The model that is adapted, with the weights that it starts from; only its head learns."""
+        return self._based(self.task.pretrained())
+
+    def _based(self, weights: Tensors) -> nn.Module:
         module = self.task.build()
-        module.load_state_dict(self.task.pretrained(), strict=False)
+        module.load_state_dict(weights, strict=False)
         heads = [module.get_submodule(path) for path in self._found(module).head]
         learned = {id(parameter) for head in heads for parameter in head.parameters()}
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.requires_grad and id(parameter) in learned)
         store(module, self.settings.base)
         return module
+
+    def base_tensors(self) -> Tensors:
+        """Return all tensors of the base, as they are stored."""
+        return dict(chain(self.base.named_parameters(), self.base.named_buffers()))
+
+    def hold(self, tensors: Tensors) -> None:
+        """Use a base that another process has loaded, without copying it."""
+        module = vars(self).get("base") or self._based({})
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+            tensor.data = tensors[name]
+        self.base = module
+        self.forget()  # Models that were built before have the tensors that were there before.
 
     @cached_property
     def places(self) -> Places:
