@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 
+from adapter_runs import adapted as adapted
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.device_runner import DeviceRunner

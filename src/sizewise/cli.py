@@ -237,7 +237,8 @@ def export(
         typer.Option("--format"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file: .safetensors, .onnx, .pt2, .peft or .transformers.")
+        Path | None,
+        typer.Option(help="The file: .safetensors, .onnx, .pt2, .peft or .transformers."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples that a device runs at a time.")] = 1,
     best: Annotated[

@@ -58,9 +58,7 @@ def test_a_rank_shrinks_if_its_end_does(make_task: Tasks) -> None:
 
 
 @pytest.mark.parametrize(("keep", "penalised"), [(0.5, True), (1.0, False)])
-def test_the_penalty_is_on_the_end_alone(
-    make_task: Tasks, keep: float, penalised: bool
-) -> None:
+def test_the_penalty_is_on_the_end_alone(make_task: Tasks, keep: float, penalised: bool) -> None:
     method = HetLoRA(make_task(), HetLoRA.Options(ranks=(2,), keep=keep, penalty=0.5))
     module = method.submodels.build(Rank(2))
     nn.init.constant_(module.get_parameter("blocks.0.linear" + DOWN), 3.0)

@@ -66,9 +66,7 @@ def load(
             raise ConfigError(
                 f"data.{option} must be at least 1, got {value}; leave it out for all"
             )
-    reading = Reading(
-        image_size, tokenizer, max_tokens, label, owner, holdout, normalise, target
-    )
+    reading = Reading(image_size, tokenizer, max_tokens, label, owner, holdout, normalise, target)
     parts = [
         _digits(image_size) if each == "digits" else _stored(each, root, reading)
         for each in (name, *silos)

@@ -1,9 +1,9 @@
 """Texts as token ids, all of one length.
 
 Three kinds are understood: one or two columns of text with a class or a score, as in GLUE; lists of
-words with a tag for each, as in named entity recognition; and a column of text alone, of which every
-next token is learned. All texts are cut and padded to one
-length, because what a training step costs must not depend on the data.
+words with a tag for each, as in named entity recognition; and a column of texts alone, whose next
+tokens are learned. All texts are cut and padded to one length, because what a training step costs
+must not depend on the data.
 """
 
 from collections.abc import Sequence
@@ -99,6 +99,7 @@ class TextReader:
         self._where, self._columns = where, columns
         self._name, self._tokens = name, tokenizer(name)
         set_length(where, self._tokens, length)
+        self._pad = int((self._tokens.padding or {})["pad_id"])
         self._tags = {name: number for number, name in enumerate(columns.names)}
 
     def read(self, batch: Batch, first: int) -> tuple[list[Tensor], Values]:
@@ -116,7 +117,7 @@ class TextReader:
         encoded = self._tokens.encode_batch(rows, is_pretokenized=tagged)
         ids = torch.tensor([each.ids for each in encoded])
         if columns.target == "next":
-            return [ids], next_tokens(ids, self._tokens.padding["pad_id"]).tolist()
+            return [ids], next_tokens(ids, self._pad).tolist()
         if not tagged:
             return [ids], batch[columns.label]
         numbers = [self._numbers(row) for row in batch[columns.label]]

@@ -24,7 +24,7 @@ class Software:
         sizewise: Its version.
         torch: Its version, without how it was built.
         model: The hash of the source of the run's model; "" if there is none here.
-        weights: The hash of the frozen weights that never travel; "" if there are none, or none here.
+        weights: The hash of frozen weights that never travel; "" if there are none, or none here.
     """
 
     sizewise: str = ""
@@ -96,7 +96,8 @@ def mismatch(node: Software, server: Software) -> str | None:
     if node.weights != server.weights:
         return (
             f"its base model's weights have the hash {node.weights[:12] or '(there are none)'!s}, "
-            f"and the server's have {server.weights[:12]}; put the same file where model.weights says"
+            f"and the server's have {server.weights[:12]}; put the same file where "
+            "model.weights says"
         )
     return None
 

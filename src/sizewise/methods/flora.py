@@ -95,7 +95,7 @@ class Stacking(AdapterSubmodels):
     @cached_property
     def stacks(self) -> dict[str, Tensor]:
         """The stacks before the first round: of A (0, inputs), of B (outputs, 0)."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for layer in self.places.targets(0):
             change = as_change(self.base.get_submodule(layer))
             found |= {layer + STACKED_DOWN: change[:0], layer + STACKED_UP: change[:, :0]}
@@ -103,9 +103,7 @@ class Stacking(AdapterSubmodels):
 
     def extended(self, state: State, submodels: Iterable[Submodel]) -> State:
         """Return a state that also has the stacks, and tensors which only these submodels have."""
-        return super().extended(
-            replace(state, tensors={**self.stacks, **state.tensors}), submodels
-        )
+        return super().extended(replace(state, tensors={**self.stacks, **state.tensors}), submodels)
 
     def slices(self, submodel: Rank) -> View:
         """Return where a submodel's tensors live, and the stacks of all layers."""

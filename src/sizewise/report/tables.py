@@ -80,7 +80,9 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     score = f"{accuracy:.1%}{which}" if accuracy is not None else "unknown"
     console.print(f"{title}  {score}")
     for size, value in result.get("perplexity", {}).items():
-        console.print(f"perplexity {value:,.1f} ({size})" if value else f"perplexity unknown ({size})")
+        console.print(
+            f"perplexity {value:,.1f} ({size})" if value else f"perplexity unknown ({size})"
+        )
     if validation:
         _show_validation(validation, result["best_round"], console)
     if result["stopped"]:

@@ -81,7 +81,7 @@ def write_merged(module: nn.Module, out: Path) -> nn.Module:
         layer.merge()
         merged.model.set_submodule(name, layer.base_layer)
     library: Any = merged.model
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     library.save_pretrained(str(out))
     attention = library.config._attn_implementation
     read = type(library).from_pretrained(str(out), attn_implementation=attention)

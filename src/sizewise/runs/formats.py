@@ -1,7 +1,7 @@
-"""The files that an exported model is written to: safetensors, ONNX, a `torch.export` program,
-folders of peft and transformers.
+"""The files that an exported model is written to, by their endings.
 
-What can be run without sizewise is run, and compared with the model that it was made from.
+Safetensors, ONNX, a `torch.export` program, and folders of peft and of transformers. What can be
+run without sizewise is run, and compared with the model that it was made from.
 """
 
 import logging

@@ -57,7 +57,7 @@ def started(
         config = replace(config, data=memory.recorded(config.data, dataset))
     if config.model.hollow:
         raise ConfigError(
-            "model.hollow builds a model without weights, which can be planned for and not trained; "
+            "model.hollow builds a model without weights, which can be planned for, not trained; "
             "leave it out"
         )
     _check_validation(config, engine)

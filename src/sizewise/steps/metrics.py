@@ -25,8 +25,8 @@ METRICS: dict[str, tuple[str, ...]] = {
 
 accuracy: share of correct classes or tags. matthews: correlation of two or more classes (CoLA).
 f1: of class 1 (MRPC, QQP). entities: F1 of whole entities, as seqeval counts (NER). pearson:
-correlation of scores (STS-B). likelihood: geometric mean of the probabilities that the next tokens
-were given, which is 1 / perplexity, so that for this one, too, more is better and 1 is all there is.
+correlation of scores (STS-B). likelihood: geometric mean of the probabilities that next tokens
+were given. That is 1 / perplexity: for this one, too, more is better, and 1 is the most.
 """
 
 Entity = tuple[int, int, int, str]
@@ -46,9 +46,9 @@ def count(metric: str, outputs: Tensor, targets: Tensor, names: Sequence[str]) -
         sums = (x, y, x * x, y * y, x * y)
         return [float(len(x)), *(float(values.sum()) for values in sums)]
     if metric == "likelihood":
-        rows, truth = outputs.flatten(0, -2), targets.flatten()
-        lost = F.cross_entropy(rows, truth, ignore_index=IGNORED, reduction="none")
-        return [float(lost.double().sum()), float((truth != IGNORED).sum())]
+        rows, following = outputs.flatten(0, -2), targets.flatten()
+        lost = F.cross_entropy(rows, following, ignore_index=IGNORED, reduction="none")
+        return [float(lost.double().sum()), float((following != IGNORED).sum())]
     guesses = outputs.argmax(-1)
     if metric == "entities":
         found = entities(guesses.where(targets != IGNORED, IGNORED).tolist(), names)

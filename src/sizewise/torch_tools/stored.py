@@ -19,7 +19,7 @@ STEPS = 127
 
 
 def packed(weight: Tensor, kind: Stored) -> tuple[Tensor, Tensor | None]:
-    """Return a matrix (rows, columns) as it is stored; of int8, the scale of each row, (rows, 1)."""
+    """Return a matrix (rows, columns) as it is stored; of int8 the rows' scales, (rows, 1)."""
     if kind == "bf16":
         return weight.bfloat16(), None
     scale = weight.abs().amax(1, keepdim=True) / STEPS
@@ -36,13 +36,13 @@ class _Product(torch.autograd.Function):
     """x W^T for a stored W, which is turned into float32 once for each direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stored: Tensor, scale: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, stored: Tensor, scale: Tensor | None) -> Tensor:
         """Map (..., columns) to (..., rows)."""
         ctx.save_for_backward(stored, scale)
         return F.linear(x, unpacked(stored, scale))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Map the gradient of the output to that of the input; nothing else learns."""
         stored, scale = ctx.saved_tensors
         return gradient @ unpacked(stored, scale), None, None
@@ -95,7 +95,8 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 def store(module: nn.Module, kind: Stored) -> None:
     """Store the weights of a model's frozen linear layers and embeddings, in place.
 
-    Tied ones stay tied. Layers of classes derived from these compute something of their own, and are left alone.
+    Tied ones stay tied. Layers of classes derived from these compute something of their own, and
+    are left alone.
     """
     done: dict[int, tuple[nn.Parameter, Tensor | None]] = {}
     for layer in module.modules() if kind != "float32" else ():
@@ -119,5 +120,5 @@ def restore(module: nn.Module) -> None:
     for path, layer in list(module.named_modules()):
         if isinstance(layer, StoredLinear | StoredEmbedding):
             plain = layer.plain
-            plain.weight = done.setdefault(id(layer.weight), plain.weight)  # type: ignore[assignment]
+            plain.weight = done.setdefault(id(layer.weight), plain.weight)
             module.set_submodule(path, plain)

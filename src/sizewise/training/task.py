@@ -42,8 +42,8 @@ class ModelConfig:
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
             hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
             Python: "memory:" and their hash. The run sets it.
-        hollow: Build it without weights, to plan for a model that this machine could not hold. Such a
-            model cannot be trained.
+        hollow: Build it without weights, to plan for a model that this machine could not hold; it
+            cannot be trained.
         sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
     """
 
@@ -76,7 +76,7 @@ class Task:
         devices: Size of the fleet.
         enforce: Meter every training step, not only the first ones of each kind of work.
         vocabulary: How many token ids there are; 0: the samples are images.
-        target: What the model has to find: a class, a tag for each token, a score, or the next token
+        target: What the model has to find: a class, a tag for each token, a score, or the token
             after each.
         metric: How models are measured; see `metrics`.
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.

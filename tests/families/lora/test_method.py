@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.families.lora.adapters import Rank, block_of
+from sizewise.families.lora.adapters import Rank
 from sizewise.memory.meter import Meter
 from sizewise.methods.flexlora import FlexLoRA
 from sizewise.steps.levers import NONE, Levers

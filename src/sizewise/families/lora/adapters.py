@@ -123,7 +123,7 @@ def _turned(layer: nn.Module) -> bool:
 
 def as_change(layer: nn.Module) -> Tensor:
     """Return the weight of a layer as (outputs, inputs), as a view of it."""
-    weight: Tensor = layer.weight.detach()  # type: ignore[assignment, operator]
+    weight: Tensor = layer.weight.detach()  # type: ignore[operator]
     return weight.T if _turned(layer) else weight.flatten(1)
 
 

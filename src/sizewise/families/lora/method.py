@@ -5,7 +5,7 @@ what lies below the first of them needs no gradient and keeps nothing for the ba
 base is counted once, as it is stored, and never travels; adapters and the head do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,11 @@ from sizewise.exchange.plan import Plan
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
 from sizewise.families.lora.adapters import Rank
+from sizewise.families.lora.options import AdapterOptions
 from sizewise.families.lora.submodels import AdapterSubmodels
 from sizewise.families.options import possible
 from sizewise.fleet.devices import Device
 from sizewise.memory.packing import largest_fitting
-from sizewise.torch_tools.stored import Stored
 from sizewise.training.task import Task
 
 
@@ -47,40 +47,8 @@ class LowRank(Method):
     plain_server: bool = False
 
     @dataclass(frozen=True)
-    class Options(Method.Options):
-        """Options of all methods with adapters.
-
-        Attributes:
-            ranks: The ranks that a device may get.
-            depths: In how many of the last blocks a device may have adapters: as many as fit come
-                first, then the rank. Default: in all.
-            targets: Layers that get an adapter, by name or the end of it, such as "query"; default:
-                all linear layers and convolutions of the blocks.
-            head: Modules that learn as a whole, by name or the end of it; default: the classifier,
-                and nothing where the next token is to be found.
-            scale: What an adapter's product is multiplied with: alpha / r of the papers, the same
-                for all ranks.
-            dropout: Before an adapter.
-            base: How the frozen weights are stored.
-        """
-
-        ranks: tuple[int, ...] = (1, 2, 4, 8, 16)
-        depths: tuple[int, ...] = ()
-        targets: tuple[str, ...] = ()
-        head: tuple[str, ...] | None = None
-        scale: float = 2.0
-        dropout: float = 0.0
-        base: Stored = "float32"
-
-        def __post_init__(self) -> None:
-            if not self.ranks or min(self.ranks) < 1:
-                raise ConfigError(f"method.ranks must be whole numbers from 1 on, not {self.ranks}")
-            if self.depths and min(self.depths) < 1:
-                raise ConfigError(f"method.depths must be numbers of blocks, not {self.depths}")
-            if not self.scale > 0:
-                raise ConfigError(f"method.scale must be a positive number, not {self.scale}")
-            if not 0 <= self.dropout < 1:
-                raise ConfigError(f"method.dropout must be in [0, 1), not {self.dropout}")
+    class Options(AdapterOptions):
+        """Options of all methods with adapters."""
 
     options: Options
 
@@ -117,7 +85,9 @@ class LowRank(Method):
                 f"in {count} blocks"
             )
         # All blocks are the same submodel by whatever number they are asked for.
-        return tuple(sorted({d if d < count else 0 for d in self.options.depths}, key=_deep)) or (0,)
+        return tuple(sorted({d if d < count else 0 for d in self.options.depths}, key=_deep)) or (
+            0,
+        )
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -130,9 +100,7 @@ class LowRank(Method):
 
     def _ranks_in(self, memory: int | None, depth: int, choices: Sequence[int]) -> int | None:
         """Return the largest rank whose step fits some bytes; None if none does."""
-        return largest_fitting(
-            choices, lambda rank: self.levers.least(Rank(rank, depth)), memory
-        )
+        return largest_fitting(choices, lambda rank: self.levers.least(Rank(rank, depth)), memory)
 
     def largest(self, memory: int | None) -> Rank:
         """Return what a device with some bytes trains: the most blocks, then the largest rank.

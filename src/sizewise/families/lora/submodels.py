@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -11,21 +10,11 @@ from sizewise.exchange.plan import Submodel, TrainingStage
 from sizewise.exchange.state import State
 from sizewise.exchange.view import Tensors, TensorSlice, View
 from sizewise.families.lora.adapters import DOWN, UP, Places, Rank, find, inject, start
+from sizewise.families.lora.options import AdapterOptions
 from sizewise.families.submodels import Submodels
-from sizewise.torch_tools.stored import Stored, store
+from sizewise.torch_tools.stored import store
 from sizewise.training.loop import own_tensors, trained_names
 from sizewise.training.task import Task
-
-
-class Settings(Protocol):
-    """What a method's options say of its adapters; see `method.LowRank.Options`."""
-
-    ranks: tuple[int, ...]
-    targets: tuple[str, ...]
-    head: tuple[str, ...] | None
-    scale: float
-    dropout: float
-    base: Stored
 
 
 class AdapterSubmodels(Submodels):
@@ -38,7 +27,7 @@ class AdapterSubmodels(Submodels):
             drawn, on every machine, and belong to the base.
     """
 
-    def __init__(self, task: Task, settings: Settings, fixed: tuple[str, ...] = ()) -> None:
+    def __init__(self, task: Task, settings: AdapterOptions, fixed: tuple[str, ...] = ()) -> None:
         super().__init__(task)
         self.settings, self.fixed = settings, fixed
 
