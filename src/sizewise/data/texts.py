@@ -117,7 +117,7 @@ class TextReader:
         encoded = self._tokens.encode_batch(rows, is_pretokenized=tagged)
         ids = torch.tensor([each.ids for each in encoded])
         if columns.target == "next":
-            return [ids], next_tokens(ids, self._pad).tolist()
+            return [ids], list(next_tokens(ids, self._pad))
         if not tagged:
             return [ids], batch[columns.label]
         numbers = [self._numbers(row) for row in batch[columns.label]]
@@ -131,7 +131,7 @@ class TextReader:
         if self._columns.target == "class":
             return labels.classes(self._where, given, self._columns.names)
         if self._columns.target == "next":
-            return Labels(torch.tensor(given), target="next")
+            return Labels(torch.stack(list(given)), target="next")
         found = Labels(torch.tensor(given), tuple(self._tags), "tags")
         if self._columns.names:
             return found

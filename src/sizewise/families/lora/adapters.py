@@ -163,7 +163,9 @@ def inject(
         # An expression that fits these names and no others; a list would be compared by endings.
         target_modules="|".join(map(re.escape, targets)),
     )
-    model = inject_adapter_in_model(config, model)
+    # Beside weights without data, adapters would be drawn only to be dropped.
+    hollow = any(parameter.is_meta for parameter in model.parameters())
+    model = inject_adapter_in_model(config, model, low_cpu_mem_usage=hollow)
     for name in learned:
         model.get_parameter(name).requires_grad_(True)
     return model
