@@ -3,12 +3,13 @@
     SIZEWISE_DATA=path/to/data python papers/lora/causal.py [--out FOLDER]
 
 A small Llama learns the sentences of CoLA by fedavg. Frozen, it is then fine-tuned on the film
-reviews of SST-2 by flexlora, on devices whose bytes hold rank 1, 4 and 16. It prints perplexities on
-the reviews, what was sent, and how far the exported models are from that of the run.
+reviews of SST-2 by flexlora, on devices whose bytes hold rank 1, 4 and 16. It prints perplexities
+on the reviews, what was sent, and how far the exported models are from that of the run.
 """
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pyarrow.parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from sizewise import config as configs
-from sizewise.data import sources
 from sizewise.families.lora.adapters import Rank
 from sizewise.runs import deployment, preparation, session
 
@@ -29,9 +29,8 @@ SHAPE = {
 
 def tokenizer(out: Path) -> str:
     """Learn 2,000 pieces of words from the sentences of CoLA; return where they are."""
-    files = sources._find_files("glue/cola", None)
-    assert files is not None
-    texts = pyarrow.parquet.read_table(next(files.glob("train-*.parquet")))["sentence"]
+    files = Path(os.environ["SIZEWISE_DATA"], "glue/cola").glob("train-*.parquet")
+    texts = pyarrow.parquet.read_table(next(files))["sentence"]
     pieces = Tokenizer(models.BPE(unk_token="<unk>"))  # noqa: S106  (no secret)
     pieces.pre_tokenizer = pre_tokenizers.Whitespace()
     special = ["<pad>", "<unk>"]
