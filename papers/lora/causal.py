@@ -1,6 +1,6 @@
 """A causal model from scratch, then adapters of three ranks on other texts, and what they hand out.
 
-    SIZEWISE_DATA=path/to/data python papers/lora/causal.py [--out FOLDER]
+    SIZEWISE_DATA=path/to/data python papers/lora/causal.py [--out FOLDER] [--rounds 12]
 
 A small Llama learns the sentences of CoLA by fedavg. Frozen, it is then fine-tuned on the film
 reviews of SST-2 by flexlora, on devices whose bytes hold rank 1, 4 and 16. It prints perplexities
@@ -51,14 +51,16 @@ def main() -> None:
     """Train the base, then the adapters, export, and print what came out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/papers/lora-causal"))
-    out: Path = parser.parse_args().out
+    parser.add_argument("--rounds", type=int, default=12)
+    chosen = parser.parse_args()
+    out: Path = chosen.out
     out.mkdir(parents=True)
     data = {
         **{"target": "next", "max_tokens": 24, "train_limit": 3000, "test_limit": 300},
         "tokenizer": tokenizer(out),
     }
     tables: dict[str, Any] = {
-        "rounds": 12,
+        "rounds": chosen.rounds,
         "model": {"name": "transformers:LlamaForCausalLM", "args": SHAPE},
         "data": {"name": "glue/cola", **data},
         "fleet": {"devices": 12, "per_round": 6},
