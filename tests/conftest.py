@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import browser
+from adapter_runs import adapted as adapted
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
 from sizewise.engines.device_runner import DeviceRunner

@@ -375,6 +375,31 @@ def test_plan(home: Path) -> None:
     assert not (Path.cwd() / "runs" / "plan").exists()
 
 
+def test_plan_of_several_values(home: Path) -> None:
+    config, tried = home / "config.toml", ("--vary", "recipe.batch=2,4")
+    answer = sizewise("plan", config, *tried, "--json")
+    varied = json.loads(answer.out.splitlines()[-1])["varied"]
+    assert list(varied) == ["batch=2", "batch=4"]
+    for batch in (2, 4):
+        one = sizewise("plan", config, "--set", f"recipe.batch={batch}", "--json")
+        rows = json.loads(one.out.splitlines()[-1])["classes"]
+        assert varied[f"batch={batch}"] == rows
+        assert all(row["least"] == row["predicted"] for row in rows if row["refused"] is None)
+    table = sizewise("plan", config, *tried)
+    assert (table.code, table.err) == (0, "")
+    assert table.out.count("batch=2") == 3
+
+
+def test_a_model_without_weights_is_planned_for_and_not_trained(home: Path) -> None:
+    options = ("--set", "model.hollow=true", "--set", "method.name=fedlora", "--json")
+    rows = json.loads(sizewise("plan", home / "config.toml", *options).out)["classes"]
+    real = sizewise("plan", home / "config.toml", *options[2:])
+    assert rows[-1]["bytes"] == json.loads(real.out)["classes"][-1]["bytes"]
+    answer = sizewise("run", home / "config.toml", *options, "--out", home / "hollow")
+    assert_one_sentence(answer, "a model without weights, which can be planned for, not trained")
+    assert not (home / "hollow").exists()
+
+
 @pytest.mark.parametrize("what", ["methods", "models", "datasets", "partitions", "scenarios"])
 def test_list(what: str) -> None:
     names = json.loads(sizewise("list", what, "--json").out)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +20,7 @@ from sizewise import config, methods
 from sizewise.report import execution
 from sizewise.report.comparison import Job, Outcome
 from sizewise.runs import leaderboard
+from text_cases import write_parquet
 
 # `LowMemoryInference`, used by itself, leaves the end of its folder to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
@@ -53,7 +55,7 @@ READERS = {
 """Scripts that read the runs of a suite, and what they write beside it."""
 
 OTHERS = {
-    *("curves.py", "fidelity.py", "suite.py", "leaderboard/page.py"),
+    *("curves.py", "fidelity.py", "suite.py", "leaderboard/page.py", "lora/causal.py"),
     *("nefl/fig3.py", "nefl/imagenet.py"),
 }
 """Those that have a test of their own each."""
@@ -366,3 +368,21 @@ def test_verdicts(fidelity: dict[str, Any]) -> None:
         ("a", "c"): "contradicted",
         ("b", "c"): "contradicted",
     }
+
+
+def test_a_causal_model_and_its_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"the {who} {does} a {what}" for who in "abc" for does in "def" for what in "ghi"]
+    columns = {"sentence": rows, "label": [0, 1, 0] * 9}
+    features = {"sentence": datasets.Value("string"), "label": datasets.ClassLabel(2)}
+    (tmp_path / "glue").mkdir()
+    for name in ("cola", "sst2"):
+        write_parquet(tmp_path / "glue" / name, features, train=columns, validation=columns)
+    monkeypatch.setenv("SIZEWISE_DATA", str(tmp_path))
+    monkeypatch.setenv("SIZEWISE_CACHE", str(tmp_path / "cache"))
+    run(PAPERS / "lora/causal.py", "--out", tmp_path / "out", "--rounds", "1")
+    said = capsys.readouterr().out
+    assert "round 1: rank 1 " in said
+    assert said.count("logits within") == 6
+    assert (tmp_path / "out" / "rank-16.peft" / "adapter_config.json").is_file()

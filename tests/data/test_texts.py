@@ -12,7 +12,7 @@ import torch
 
 from sizewise.data import sources
 from sizewise.data.dataset import Dataset
-from sizewise.data.texts import first_pieces
+from sizewise.data.texts import first_pieces, next_tokens
 from sizewise.errors import ConfigError, DataError
 from sizewise.steps.step import IGNORED
 from text_cases import write_parquet, write_tokenizer
@@ -278,3 +278,22 @@ def test_labels_can_be_numbered_as_others_number_them() -> None:
     assert numbered.in_classes(("bad", "good", "ugly")).train_labels.tolist() == [0, 1, 1]
     with pytest.raises(DataError, match="own has the class 'ugly', and the others have bad, good"):
         own.in_classes(("bad", "good"))
+
+
+def test_next_tokens_end_with_the_text() -> None:
+    ids = torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]])
+    assert next_tokens(ids, 0).tolist() == [[6, 7, IGNORED, IGNORED], [6, 7, 8, IGNORED]]
+
+
+def test_texts_without_labels(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": "good film"}, {"text": "bad film bad"}] * 4
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = load(str(tmp_path), tokenizer, target="next")
+    assert (found.target, found.metric, found.classes) == ("next", "likelihood", 9)
+    assert found.train_labels.shape == found.train_inputs.shape
+    assert found.train_labels[0, 0] == found.train_inputs[0, 1]
+    numbers = tmp_path / "numbers"
+    numbers.mkdir()
+    (numbers / "train.csv").write_text("a,label\n1,0\n2,1\n")
+    with pytest.raises(DataError, match="no column of texts, only a, label"):
+        load(str(numbers), tokenizer, target="next")

@@ -53,6 +53,8 @@ def test_what_nobody_trained_keeps_its_bits(
 ) -> None:
     kind = find(name)
     recipe = {"batch": 4, **kind.recipe_defaults, **SERVERS[server]}
+    if name in ("hetlora", "flexlora", "flora"):
+        pytest.skip("what was trained decides about all rows and columns of an adapter")
     if name == "depthfl" and server != "plain":
         pytest.skip("FedDyn takes the server's step")
     task = make_task(f"{__name__}:Partly", {}, rounds=4, shares=(0.5, 1.0, 3.0), **recipe)

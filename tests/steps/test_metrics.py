@@ -8,7 +8,7 @@ from seqeval.metrics import f1_score
 from sklearn.metrics import f1_score as binary_f1
 from sklearn.metrics import matthews_corrcoef
 
-from sizewise.steps.metrics import METRICS, count, entities, hits, value
+from sizewise.steps.metrics import METRICS, count, entities, hits, perplexity, value
 from sizewise.steps.step import IGNORED
 
 TAGS = ("O", "B-ADE", "I-ADE", "B-DRUG", "I-DRUG")
@@ -115,3 +115,14 @@ def test_hits_of_each_sample() -> None:
     outputs = torch.tensor([[[1.0, 0], [0, 1]], [[1, 0], [0, 1]]])
     assert hits(outputs, torch.tensor([0, 3]), sets=2).tolist() == [[1, 1], [1, 1]]
     assert hits(outputs, torch.tensor([1, 2]), sets=2).tolist() == [[0, 1], [0, 1]]
+
+
+def test_likelihood_is_one_over_perplexity() -> None:
+    probabilities = torch.tensor([[[0.5, 0.5], [0.2, 0.8]], [[0.9, 0.1], [0.3, 0.7]]])
+    targets = torch.tensor([[0, 1], [IGNORED, 0]])
+    counts = count("likelihood", probabilities.log(), targets, ("next",))
+    assert counts[1] == 3
+    found = value("likelihood", counts)
+    assert found == pytest.approx((0.5 * 0.8 * 0.3) ** (1 / 3))
+    assert perplexity(found) == pytest.approx(1 / found)
+    assert perplexity(0.0) is None

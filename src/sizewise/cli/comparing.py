@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sizewise.cli.options import INTERRUPTED, AsJson, ConfigFile, Overrides
+from sizewise.cli.options import INTERRUPTED, AsJson, ConfigFile, Overrides, Vary
 from sizewise.cli.training import collect_garbage
 from sizewise.common.cores import CORES
 from sizewise.errors import ConfigError
@@ -19,10 +19,7 @@ def compare(
         str, typer.Option(metavar="A,B,C", help="See `sizewise list methods`.")
     ] = "",
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="One run of each method.")] = "0",
-    vary: Annotated[
-        list[str],
-        typer.Option(metavar="KEY=A,B,C", help="Try each value; several: every combination."),
-    ] = [],  # noqa: B006
+    vary: Vary = [],  # noqa: B006
     overrides: Overrides = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; default: cores.")] = CORES,

@@ -9,21 +9,30 @@ from typing import Annotated, Literal
 
 import typer
 
-from sizewise.cli.options import AsJson, ConfigFile, Overrides
+from sizewise.cli.options import AsJson, ConfigFile, Overrides, Vary
 
 
 def plan(
     config: ConfigFile = None,
     overrides: Overrides = [],  # noqa: B006
+    vary: Vary = [],  # noqa: B006
     figure: Annotated[Path | None, typer.Option(help="Draw bytes against budgets here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what each device class would train, and what it costs."""
     from sizewise import config as configs
     from sizewise.common.structure import plain
-    from sizewise.report import figures, tables
+    from sizewise.report import figures, sweep, tables
     from sizewise.runs import preview
 
+    if vary:
+        tried = sweep.rows({"": configs.read(config, overrides)}, sweep.read(vary))
+        varied = {name.strip(): preview.rows(configs.from_dict(t)) for name, t in tried.items()}
+        if as_json:
+            print(json.dumps({"varied": varied}))
+        else:
+            tables.show_varied(varied)
+        return
     rows, cuts = preview.rows_and_cuts(configs.load(config, overrides))
     if figure is not None:
         figures.draw_plan(rows, figure)

@@ -17,6 +17,10 @@ Overrides = Annotated[
 Trackers = Annotated[
     list[str], typer.Option("--track", help="tensorboard, wandb (offline) or mlflow; also several.")
 ]
+Vary = Annotated[
+    list[str],
+    typer.Option(metavar="KEY=A,B,C", help="Try each value; several: every combination."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on stdout.")]
 
 INTERRUPTED = 130

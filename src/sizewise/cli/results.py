@@ -46,10 +46,12 @@ def export(
     memory: Annotated[str | None, typer.Option(help="Bytes of inference, such as 20MB.")] = None,
     size: Annotated[str | None, typer.Option(help="Or the name of a deployed size.")] = None,
     kind: Annotated[
-        Literal["safetensors", "onnx", "torch"] | None, typer.Option("--format")
+        Literal["safetensors", "onnx", "torch", "peft", "transformers"] | None,
+        typer.Option("--format"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file: .safetensors, .onnx or .pt2 (torch.export).")
+        Path | None,
+        typer.Option(help="The file: .safetensors, .onnx, .pt2, .peft or .transformers."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples that a device runs at a time.")] = 1,
     best: Annotated[

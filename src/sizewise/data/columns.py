@@ -54,7 +54,14 @@ class Columns:
         return list(dict.fromkeys((*self.inputs, self.label, *owner)))
 
 
-def find(where: str, table: Table, label: str | None = None, owner: str | None = None) -> Columns:
+def find(
+    where: str,
+    table: Table,
+    label: str | None = None,
+    owner: str | None = None,
+    *,
+    labelled: bool = True,
+) -> Columns:
     """Tell the columns of a table by type, and by name where several would do.
 
     Args:
@@ -62,6 +69,7 @@ def find(where: str, table: Table, label: str | None = None, owner: str | None =
         table: The table.
         label: The column of labels, if it was named.
         owner: The column that says whose a row is, if it was named.
+        labelled: Whether labels are learned; else the next tokens of the first column of texts.
 
     Raises:
         DataError: There is no such column, or nothing that a model can learn from.
@@ -74,6 +82,14 @@ def find(where: str, table: Table, label: str | None = None, owner: str | None =
             )
     owner = owner or next((key for key in OWNER_COLUMNS if key in kinds), None)
     rest = {key: kind.what for key, kind in kinds.items() if key not in (label, owner)}
+    if not labelled:
+        texts = [key for key, what in rest.items() if what == "text"]
+        if not texts:
+            raise DataError(
+                f"{where} has no column of texts, only {', '.join(kinds)}, and data.target is "
+                "'next'; leave that out, or use other data"
+            )
+        return Columns("texts", (texts[0],), texts[0], "next", (), owner)
     if (tagged := _tagged(rest, label, kinds)) is not None:
         words, tags = tagged
         return Columns("words", (words,), tags, "tags", kinds[tags].names, owner)

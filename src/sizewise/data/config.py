@@ -1,7 +1,7 @@
 """The `[data]` table of a config."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,8 @@ class DataConfig:
             that was given from Python: "memory:" and its own name.
         sha256: Of data that was given from Python: its hash. The run sets it.
         root: Folder that holds parquet folders by name; default: $SIZEWISE_DATA.
+        target: What is learned from texts: their labels, or with "next" every next token, for which
+            a table needs no labels.
         label: The column of labels, where its name does not tell.
         owner: A column that says whose a sample is: each owner is a device.
         holdout: The share of the samples that becomes the test set where there is none; default
@@ -41,6 +43,7 @@ class DataConfig:
     name: str = "digits"
     sha256: str | None = None
     root: str | None = None
+    target: Literal["labels", "next"] = "labels"
     label: str | None = None
     owner: str | None = None
     holdout: float | None = None

@@ -13,7 +13,7 @@ from sizewise.exchange.state import sha256
 from sizewise.steps.metrics import METRICS
 from sizewise.steps.step import IGNORED
 
-Target = Literal["class", "tags", "score"]
+Target = Literal["class", "tags", "score", "next"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,17 +24,18 @@ class Dataset:
         name: What it was loaded as.
         train_inputs: Images, uint8 or float32 (N, C, H, W), contiguous; vectors, float32 (N, F); of
             texts the token ids, int64 (N, T).
-        train_labels: Classes, int64 (N,); tags, int64 (N, T), `IGNORED` where there is none; or
-            scores, float32 (N,).
+        train_labels: Classes, int64 (N,); tags or next tokens, int64 (N, T), `IGNORED` where there
+            is none; or scores, float32 (N,).
         test_inputs: As train_inputs, M of them.
         test_labels: As train_labels, M of them.
-        class_names: One name per class or tag; for scores, one name.
+        class_names: One name per class or tag; for scores and tokens, one name.
         mean: One value per channel, in units where white is 1; of floats per channel or feature.
             None for texts, and for floats that are taken as they are.
         std: One value per channel, in the same units.
         groups: int64, (N,): who wrote each training sample, where the source knows.
         vocabulary: How many token ids there are; 0: the samples are images.
-        target: What a model has to find: a class, a tag for each token, or a score.
+        target: What a model has to find: a class, a tag for each token, a score, or the next token
+            after each.
         metric: How models are measured; see `metrics`.
         silos: Names of the data sets that it was joined from, each with classes of its own; see
             `silos`.
@@ -119,7 +120,7 @@ class Dataset:
             )
 
     def _check_targets(self, part: str, ids: Tensor, labels: Tensor) -> None:
-        tags = self.target == "tags"
+        tags = self.target in ("tags", "next")
         kind, shape = (torch.int64, ids.shape) if tags else (torch.float32, ids.shape[:1])
         if labels.dtype != kind or labels.shape != shape:
             raise DataError(
@@ -135,8 +136,8 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """The number of classes, or tags, of all label sets; 1 for scores."""
-        return len(self.class_names)
+        """The number of classes, tags or tokens of all label sets; 1 for scores."""
+        return self.vocabulary if self.target == "next" else len(self.class_names)
 
     @property
     def sets(self) -> int:
@@ -191,7 +192,7 @@ class Dataset:
         """
         own = self.class_names
         numbered = own == tuple(map(str, range(len(own)))) and len(own) <= len(names)
-        if numbered or own == names[: len(own)] or self.target == "score":
+        if numbered or own == names[: len(own)] or self.target in ("score", "next"):
             return replace(self, class_names=names)
         unknown = sorted(set(own) - set(names))
         if unknown:

@@ -21,9 +21,9 @@ class Labels:
     """The labels of some samples.
 
     Attributes:
-        values: Classes, int64 (N,); tags, int64 (N, T); or scores, float32 (N,).
+        values: Classes, int64 (N,); tags or next tokens, int64 (N, T); or scores, float32 (N,).
         names: One per class or tag; none where the classes are plain numbers.
-        target: Which of the three they are.
+        target: Which of these they are.
     """
 
     values: Tensor
@@ -35,8 +35,8 @@ class Labels:
 
     def named(self) -> tuple[str, ...]:
         """Return the names of all classes; numbers are named after themselves."""
-        if self.target == "score":
-            return ("score",)
+        if self.target in ("score", "next"):
+            return (self.target,)
         return self.names or tuple(map(str, range(int(self.values.max()) + 1)))
 
     def numbered_as(self, names: tuple[str, ...], where: str) -> "Labels":
@@ -49,7 +49,7 @@ class Labels:
         Raises:
             DataError: One of the labels is not among them.
         """
-        if self.names == names or self.target == "score" or (names and not self.names):
+        if self.names == names or self.target in ("score", "next") or (names and not self.names):
             return replace(self, names=names)
         known = {name: number for number, name in enumerate(names)}
         if unknown := [name for name in self.names if name not in known]:

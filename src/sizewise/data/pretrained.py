@@ -60,6 +60,14 @@ def described(name: str | None) -> Path | None:
     return folder(name)
 
 
+def file_of(name: str | Path) -> Path:
+    """Return the file of weights that a name means."""
+    path = Path(name).expanduser()
+    if path.is_file() or path.suffix == ".safetensors":
+        return path
+    return folder(str(name)) / STORED
+
+
 def load(name: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict, by name.
 
@@ -71,9 +79,7 @@ def load(name: str | Path) -> dict[str, Tensor]:
     Raises:
         ConfigError: There is no such file, or it holds something else.
     """
-    path = Path(name).expanduser()
-    if not path.is_file() and path.suffix != ".safetensors":
-        path = folder(str(name)) / STORED
+    path = file_of(name)
     try:
         return load_file(path)
     except FileNotFoundError:

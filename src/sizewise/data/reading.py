@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Reading:
     owner: str | None = None
     holdout: float | None = None
     normalise: bool = False
+    target: Literal["labels", "next"] = "labels"
 
     @classmethod
     def of(cls, data: DataConfig, weights: str | None) -> "Reading":
@@ -48,6 +49,7 @@ class Reading:
             data.owner,
             data.holdout,
             data.normalise,
+            data.target,
         )
 
     def dataset(
@@ -79,12 +81,13 @@ class Reading:
             holdout=source.holdout if self.holdout is None else self.holdout,
             normalise=self.normalise,
             divided=self.owner is not None,
-            metric=source.metric,
+            metric=source.metric if self.target == "labels" else None,
         )
 
     def samples(self, where: str, table: Table, folder: Path | None = None) -> Samples:
         """Read the rows of a table; errors begin with `where`."""
-        columns = find(where, table, self.label, self.owner)
+        labelled = self.target == "labels"
+        columns = find(where, table, self.label, self.owner, labelled=labelled)
         reader: TextReader | InputReader
         if columns.form in ("texts", "words"):
             if self.tokenizer is None:

@@ -23,7 +23,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     first = parts[0]
     for part in parts[1:]:
         own, others = ((p.shape, p.vocabulary, p.target) for p in (first, part))
-        if own != others or part.target == "score":
+        if own != others or part.target in ("score", "next"):
             raise DataError(
                 f"silos need samples of one shape and the same kind of classes or tags; "
                 f"{first.name} has {first.target} {first.shape}, {part.name} has {part.target} "

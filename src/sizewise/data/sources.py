@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ def load(
     owner: str | None = None,
     holdout: float | None = None,
     normalise: bool = False,
+    target: Literal["labels", "next"] = "labels",
 ) -> Dataset:
     """Load a data set into memory; see ``limited`` for its order.
 
@@ -64,7 +66,7 @@ def load(
             raise ConfigError(
                 f"data.{option} must be at least 1, got {value}; leave it out for all"
             )
-    reading = Reading(image_size, tokenizer, max_tokens, label, owner, holdout, normalise)
+    reading = Reading(image_size, tokenizer, max_tokens, label, owner, holdout, normalise, target)
     parts = [
         _digits(image_size) if each == "digits" else _stored(each, root, reading)
         for each in (name, *silos)
@@ -144,7 +146,9 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
             dataset = reading.dataset(name, tables, source, home)
             # Images that a table names can change while the table stays what it is.
             named = found["train"][0].suffix.lower() not in IMAGE_ENDINGS
-            if named and find(name, tables["train"], reading.label).form == "paths":
+            labelled = reading.target == "labels"
+            columns = find(name, tables["train"], reading.label, labelled=labelled)
+            if named and columns.form == "paths":
                 return dataset
     else:
         with _one_sentence(

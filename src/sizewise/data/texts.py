@@ -1,8 +1,9 @@
 """Texts as token ids, all of one length.
 
-Two kinds are understood: one or two columns of text with a class or a score, as in GLUE; and lists
-of words with a tag for each, as in named entity recognition. All texts are cut and padded to one
-length, because what a training step costs must not depend on the data.
+Three kinds are understood: one or two columns of text with a class or a score, as in GLUE; lists of
+words with a tag for each, as in named entity recognition; and a column of texts alone, whose next
+tokens are learned. All texts are cut and padded to one length, because what a training step costs
+must not depend on the data.
 """
 
 from collections.abc import Sequence
@@ -98,6 +99,7 @@ class TextReader:
         self._where, self._columns = where, columns
         self._name, self._tokens = name, tokenizer(name)
         set_length(where, self._tokens, length)
+        self._pad = int((self._tokens.padding or {})["pad_id"])
         self._tags = {name: number for number, name in enumerate(columns.names)}
 
     def read(self, batch: Batch, first: int) -> tuple[list[Tensor], Values]:
@@ -114,6 +116,8 @@ class TextReader:
         tagged = columns.target == "tags"
         encoded = self._tokens.encode_batch(rows, is_pretokenized=tagged)
         ids = torch.tensor([each.ids for each in encoded])
+        if columns.target == "next":
+            return [ids], list(next_tokens(ids, self._pad))
         if not tagged:
             return [ids], batch[columns.label]
         numbers = [self._numbers(row) for row in batch[columns.label]]
@@ -126,6 +130,8 @@ class TextReader:
             return labels.scores(self._where, given)
         if self._columns.target == "class":
             return labels.classes(self._where, given, self._columns.names)
+        if self._columns.target == "next":
+            return Labels(torch.stack(list(given)), target="next")
         found = Labels(torch.tensor(given), tuple(self._tags), "tags")
         if self._columns.names:
             return found
@@ -141,6 +147,18 @@ class TextReader:
         if self._columns.names:
             return list(tags)
         return [self._tags.setdefault(str(tag), len(self._tags)) for tag in tags]
+
+
+def next_tokens(ids: Tensor, pad: int) -> Tensor:
+    """Return for each token the one that follows, `IGNORED` at the end of a text and behind it.
+
+    Args:
+        ids: Token ids, int64 (N, T).
+        pad: That of padding.
+    """
+    following = ids.roll(-1, 1)
+    following[:, -1] = pad
+    return following.where(following != pad, IGNORED)
 
 
 def first_pieces(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:

@@ -29,6 +29,7 @@ from sizewise.data.dataset import Dataset
 from sizewise.engines import Outcome
 from sizewise.engines.packing import Accelerator, Needs
 from sizewise.engines.shared_tensors import SharedTensors
+from sizewise.engines.worker import BASE, base_in
 from sizewise.engines.worker import main as become_workers
 from sizewise.errors import EngineError
 from sizewise.exchange.checkpoint import DeviceFiles
@@ -164,13 +165,17 @@ class PoolEngine:
         values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
         tensors = {name: value for name, value in values.items() if hasattr(value, "numel")}
         facts = {name: value for name, value in values.items() if name not in tensors}
+        base = {f"{BASE}{name}": t for name, t in method.submodels.base_tensors().items()}
+        layout = self._data.write({**tensors, **base})
+        if base:  # This process, too, uses the one copy that all of them can see.
+            method.submodels.hold(base_in(self._data.read(layout)))
         message = {
             "config": config.to_dict(),
             "budgets": method.task.budgets,
             "ratios": method.task.ratios,
             "devices": method.task.devices,
             "path": [entry for entry in sys.path if entry],
-            "layout": self._data.write(tensors),
+            "layout": layout,
             "dataset": facts,
             "partition": partition,
         }

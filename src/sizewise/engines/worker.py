@@ -29,8 +29,17 @@ from sizewise.engines.shared_tensors import SharedTensors
 from sizewise.exchange.checkpoint import DeviceFiles
 from sizewise.exchange.plan import Refusal
 from sizewise.exchange.state import State
+from sizewise.exchange.view import Tensors
 
 Message = dict[str, Any]
+
+BASE = "base/"
+"""What the names of frozen weights begin with, among the data that all processes see."""
+
+
+def base_in(tensors: Tensors) -> Tensors:
+    """Return the frozen weights among what all processes see, by their own names."""
+    return {n.removeprefix(BASE): t for n, t in tensors.items() if n.startswith(BASE)}
 
 
 class Worker:
@@ -66,7 +75,8 @@ class Worker:
     def _open(self, content: Message) -> None:
         # A user's own model or method must be importable here as it was in the main process.
         sys.path.extend(entry for entry in content["path"] if entry not in sys.path)
-        parts: Message = dict(self._data_tensors.read(content["layout"]))
+        given = self._data_tensors.read(content["layout"])
+        parts: Message = {name: t for name, t in given.items() if not name.startswith(BASE)}
         for name, value in content["dataset"].items():
             parts[name] = tuple(value) if isinstance(value, list) else value
         dataset = Dataset(**parts)
@@ -79,6 +89,8 @@ class Worker:
             device=content["device"],
         )
         method = configs.make_method(config, task)
+        if base := base_in(given):
+            method.submodels.hold(base)
         partition = load_partition(content["partition"])
         self._runner = DeviceRunner(method, dataset, partition, config.engine.together)
 

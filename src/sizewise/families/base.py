@@ -57,6 +57,8 @@ class Method:
             will do.
         divides_batches: Whether the loss of a batch is a mean over its samples, so that a device
             that lacks bytes can compute it part by part.
+        holds_base: Whether machines hold frozen weights that never travel; those of a node are then
+            compared with the server's when it joins.
         own_models: Whether groups of devices may have models of their own (`fleet.group.model`).
         Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
         submodel_type: The frozen dataclass that says what a device holds.
@@ -68,6 +70,7 @@ class Method:
     caution: str = ""
     recipe_defaults: ClassVar[Mapping[str, Any]] = {}
     constant_step_cost: bool = True
+    holds_base: bool = False
     own_models: bool = False
     divides_batches: bool = True
     submodel_type: type[Submodel] = Width

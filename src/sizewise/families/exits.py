@@ -287,7 +287,7 @@ def _exit(task: Task, stop: int) -> nn.Module:
             return another_head(task, stop + 1)  # 0 is the model itself.
         if len(shape) == 1:
             return nn.Linear(shape[0], task.classes)
-        if task.target != "tags":
+        if not task.every_token:
             return token_exit(shape, task.classes)
     raise ModelError(
         f"after {stop} blocks a sample has the shape {tuple(shape)}, for which there is no exit; "

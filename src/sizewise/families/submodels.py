@@ -16,7 +16,7 @@ from sizewise.cutting.channels import Channels, Kept
 from sizewise.exchange.kept_apart import shared_name
 from sizewise.exchange.plan import Plan, Submodel
 from sizewise.exchange.state import State
-from sizewise.exchange.view import View, cut, whole
+from sizewise.exchange.view import Tensors, View, cut, whole
 from sizewise.surgery import norms
 from sizewise.torch_tools.layout import laid_out
 from sizewise.torch_tools.remaking import clone, remade
@@ -62,7 +62,22 @@ class Submodels:
 
     def slices(self, submodel: Any) -> View:
         """Return where each tensor of a submodel lives; `view` remembers it."""
-        return self.separate(whole(own_tensors(self.module(submodel))), submodel)
+        return self.separate(whole(self.copy(submodel).tensors), submodel)
+
+    def held(self, module: nn.Module) -> frozenset[str]:
+        """Return the names of a model's tensors that every machine has: they are never sent."""
+        return frozenset()
+
+    def base_tensors(self) -> Tensors:
+        """Return the tensors that every machine has, to be shared by its processes; see `hold`."""
+        return {}
+
+    def hold(self, tensors: Tensors) -> None:
+        """Use these tensors, which another process has loaded, in place of others like them."""
+
+    def working(self, module: nn.Module) -> WorkingCopy:
+        """Return the working copy that a fresh model becomes."""
+        return WorkingCopy(module, torch.device(self.task.device), self.held(module))
 
     def apart(self, module: nn.Module) -> set[str]:
         """Return the names of the tensors that the server keeps once for each submodel."""
@@ -97,9 +112,15 @@ class Submodels:
         key = submodel.shape_key
         if key not in self._copies:
             pattern = self._patterns.get(key)
-            fresh = self._built(key) if pattern is None else remade(pattern, clone)
-            self._copies[key] = WorkingCopy(fresh, torch.device(self.task.device))
+            fresh = self._built(key) if pattern is None else self.twin(pattern)
+            self._copies[key] = self.working(fresh)
         return self._copies[key]
+
+    def twin(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a model, with tensors of its own but for those that are held."""
+        held, own = self.held(module), own_tensors(module)
+        shared = {id(tensor) for name, tensor in own.items() if name in held}
+        return remade(module, lambda t: t.detach() if id(t) in shared else clone(t), clone)
 
     def pattern(self, submodel: Submodel) -> nn.Module:
         """Return a model of a submodel's shapes as it was built, to learn its cost from.
@@ -117,6 +138,11 @@ class Submodels:
     def module(self, submodel: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""
         return self.copy(submodel).module
+
+    def forget(self) -> None:
+        """Let go of all models that were built."""
+        self._copies.clear()
+        self._patterns.clear()
 
     def release(self, kept: Submodel | None = None) -> None:
         """Take working copies off the device, all but those of one submodel's shapes."""
@@ -160,7 +186,8 @@ class Submodels:
     def parameters(self, state: State, main: Submodel) -> list[str]:
         """Return the names of the server tensors that are parameters, not statistics."""
         view = self.view(main)
-        found = (view[name].name for name, _ in self.module(main).named_parameters())
+        named = (name for name, _ in self.module(main).named_parameters())
+        found = (view[name].name for name in named if name in view)
         # What is kept apart for each submodel is the same parameter in all of them.
         names = {shared_name(name) for name in found}
         return [name for name in state.tensors if shared_name(name) in names]

@@ -24,21 +24,41 @@ class Software:
         sizewise: Its version.
         torch: Its version, without how it was built.
         model: The hash of the source of the run's model; "" if there is none here.
+        weights: The hash of frozen weights that never travel; "" if there are none, or none here.
     """
 
     sizewise: str = ""
     torch: str = ""
     model: str = ""
+    weights: str = ""
 
 
-def software(model: str) -> Software:
-    """Return what this process runs, for a model by its name; torch is not imported for it."""
+def software(model: str, weights: str = "") -> Software:
+    """Return what this process runs, for a model by its name; torch is not imported for it.
+
+    Args:
+        model: The name of the run's model.
+        weights: What it starts from, if a method holds that on every machine.
+    """
     try:
         torch = version("torch").partition("+")[0]
     except PackageNotFoundError:
         torch = ""
     module = model.partition(":")[0] if ":" in model else OWN_MODELS
-    return Software(__version__, torch, source_hash(module))
+    return Software(__version__, torch, source_hash(module), weights_hash(weights))
+
+
+def weights_hash(weights: str) -> str:
+    """Return the hash of a file of weights; "": there is none, or it is not here."""
+    if not weights:
+        return ""
+    from sizewise.data import pretrained
+
+    try:
+        with pretrained.file_of(weights).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (ConfigError, OSError):
+        return ""
 
 
 def source_hash(module: str) -> str:
@@ -72,6 +92,12 @@ def mismatch(node: Software, server: Software) -> str | None:
         return (
             f"the source of its model has the hash {node.model[:12] or '(there is none)'!s}, and "
             f"the server's has {server.model[:12]}; install the same code on both"
+        )
+    if node.weights != server.weights:
+        return (
+            f"its base model's weights have the hash {node.weights[:12] or '(there are none)'!s}, "
+            f"and the server's have {server.weights[:12]}; put the same file where "
+            "model.weights says"
         )
     return None
 

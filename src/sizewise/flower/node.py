@@ -50,12 +50,13 @@ class Node:
 
     def announce(self, message: Message, context: Context) -> Message:
         """Tell which device this is, and what it has."""
+        order = wire.read(message.content, "order")
         try:
             said = wire.Announcement(
                 device_of(context),
                 budget_of(context),
                 own_data="data" in context.node_config,
-                software=software(str(wire.read(message.content, "order").get("model", ""))),
+                software=software(str(order.get("model", "")), str(order.get("weights", ""))),
             )
         except SizewiseError as error:
             said = wire.Announcement(refusal=str(error))

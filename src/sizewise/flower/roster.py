@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from sizewise import methods
 from sizewise.config import Config
 from sizewise.errors import EngineError, UpdateRefused
 from sizewise.flower import wire
@@ -46,7 +47,7 @@ class Roster:
         self._rivals: dict[int, Member] = {}  # Nodes whose device is another node already.
         self._asked: dict[str, int] = {}
         self._failed: dict[int, tuple[float, str]] = {}  # Until when, and why.
-        self._model, self._software = "", Software()
+        self._model, self._weights, self._software = "", "", Software()
         self._keys: dict[int, bytes] | None = None
 
     def expect(self, config: Config) -> None:
@@ -54,7 +55,10 @@ class Roster:
 
         And, where the config names a folder of keys, only with the key of their device.
         """
-        self._model, self._software = config.model.name, software(config.model.name)
+        held = methods.find(config.method.name).holds_base
+        self._model = config.model.name
+        self._weights = (config.model.weights or "") if held else ""
+        self._software = software(self._model, self._weights)
         self._keys = read_keys(config.engine.flower.keys)
 
     @property
@@ -109,7 +113,7 @@ class Roster:
         waiting = {node for node, (when, _) in self._failed.items() if now < when}
         met = self._known.keys() | self._rivals.keys() | set(self._asked.values()) | waiting
         for node in sorted(present - met):
-            order = wire.write({"model": self._model})
+            order = wire.write({"model": self._model, "weights": self._weights})
             message = Message(RecordDict({"order": order}), node, ANNOUNCE)
             self._asked |= dict.fromkeys(self._grid.push_messages([message]), node)
 

@@ -5,6 +5,7 @@ Options of the model's own config go into `model.args`, such as `num_hidden_laye
 else the config is transformers' default for the class.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +22,14 @@ class Logits(nn.Module):
     Attributes:
         model: The library's.
         pad: Id of padding, to which no token attends; None: the model is for images.
+        following: Of a model that tells the next token, how many tokens there are; else 0. No token
+            of such a model sees those behind it, so padding, which comes last, needs no mask.
     """
 
-    def __init__(self, model: nn.Module, pad: int | None) -> None:
+    def __init__(self, model: nn.Module, pad: int | None, following: int = 0) -> None:
         super().__init__()
         self.model, self.pad = model, pad
+        self.following = following
         looks = {bool(m.is_causal) for m in model.modules() if hasattr(m, "is_causal")}
         self._both_ways = looks == {False}
 
@@ -33,6 +37,10 @@ class Logits(nn.Module):
         """Return logits for token ids (B, T) or images (B, C, H, W)."""
         if self.pad is None:
             output = self.model(pixel_values=x, return_dict=True)
+        elif self.following:
+            output = self.model(input_ids=x, return_dict=True)
+            # It may have room for more tokens than there are.
+            return output.logits[..., : self.following]  # type: ignore[no-any-return]
         else:
             output = self.model(input_ids=x, attention_mask=self.mask(x), return_dict=True)
         logits: Tensor = output.logits
@@ -76,32 +84,37 @@ def build(
     """Return a model of transformers that gives logits, with random weights.
 
     Args:
-        name: Its class there, one "For...Classification".
+        name: Its class there, one "For...Classification" or "ForCausalLM".
         classes: Outputs.
         image: Shape of one image, (channels, height, width).
         vocabulary: How many token ids there are.
         tokens: Length of a text.
         tags: Whether every token has outputs of its own.
         weights: A folder, package or hub name whose `config.json` describes the model.
-        args: Further entries of the model's config.
+        args: Further entries of the model's config; and `attn_implementation`, "eager" or "sdpa".
     """
     try:
         import transformers
     except ImportError:
         raise ModelError("it needs transformers; pip install 'sizewise[text]'") from None
     kind: Any = getattr(transformers, name, None)
-    if getattr(kind, "config_class", None) is None or "Classification" not in name:
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    causal = name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    known = causal or "Classification" in name
+    if getattr(kind, "config_class", None) is None or not known:
         raise ModelError(
-            f"transformers has no model with a classifier called {name!r}; name a class such as "
-            "'BertForSequenceClassification' or 'ViTForImageClassification'"
+            f"transformers has no model with a classifier called {name!r}, or one that tells the "
+            "next token; name a class such as 'BertForSequenceClassification', "
+            "'ViTForImageClassification' or 'LlamaForCausalLM'"
         )
     asked, here = ("input_ids", "texts") if vocabulary else ("pixel_values", "images")
     if kind.main_input_name != asked:
         raise ModelError(f"{name} takes {kind.main_input_name}, and the data has {here}")
-    if tags != ("Token" in name):
-        need = "ForTokenClassification" if tags else "ForSequenceClassification"
-        raise ModelError(f"for this data a model has to give other outputs; use its ...{need}")
-    given: dict[str, Any] = {"num_labels": classes, **args}
+    wanted = _class_for(vocabulary, classes, tags)
+    if vocabulary and not (causal if "Causal" in wanted else name.endswith(wanted)):
+        raise ModelError(f"for this data a model has to give other outputs; use its ...{wanted}")
+    attention = args.pop("attn_implementation", "eager")
+    given: dict[str, Any] = {**args} if causal else {"num_labels": classes, **args}
     place = pretrained.described(weights)
     if not vocabulary:
         size = image[1] if image[1] == image[2] else image[1:]
@@ -116,8 +129,16 @@ def build(
         config.use_cache = False
         if config.pad_token_id is None:
             config.pad_token_id = 0
-    model = kind._from_config(config, attn_implementation="eager")
-    return Logits(model, config.pad_token_id if vocabulary else None)
+    model = kind._from_config(config, attn_implementation=attention)
+    return Logits(model, config.pad_token_id if vocabulary else None, classes * causal)
+
+
+def _class_for(vocabulary: int, classes: int, tags: bool) -> str:
+    """Return how the names of classes end whose outputs suit some data."""
+    if not tags:
+        return "ForSequenceClassification"
+    # Every token has an output for each token there is: it is the next one that is asked for.
+    return "ForCausalLM" if classes == vocabulary else "ForTokenClassification"
 
 
 def _check_room(config: Any, vocabulary: int, tokens: int) -> None:

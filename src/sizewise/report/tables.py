@@ -78,6 +78,10 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     which = f" ({result['main'] or 'mean over sizes'})" if len(sizes) > 1 else ""
     score = f"{accuracy:.1%}{which}" if accuracy is not None else "unknown"
     console.print(f"{title}  {score}")
+    for size, value in result.get("perplexity", {}).items():
+        console.print(
+            f"perplexity {value:,.1f} ({size})" if value else f"perplexity unknown ({size})"
+        )
     if result["validation"]:
         _show_validation(result["validation"], result["best_round"], console)
     if spent := result.get("privacy"):
@@ -209,6 +213,31 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
         said.append(f"Not planned for want of time (--patience): {'; '.join(advice.left)}.")
     for sentence in (*said, advice.reason()):
         console.print(sentence, soft_wrap=True)
+
+
+def show_varied(
+    varied: Mapping[str, Sequence[Mapping[str, Any]]], console: Console | None = None
+) -> None:
+    """Print plans of several configs, by what they vary: a line for each class of devices.
+
+    `least` are the fewest bytes that a step can be taken in, with all levers of the recipe.
+    """
+    lines = []
+    for values, rows in varied.items():
+        for row in rows:
+            head = (values, row["group"], "nothing" if row["refused"] else row["size"])
+            least = row["predicted"] if row["refused"] else row["least"]
+            sizes = (row["predicted"], least, row["bytes_down"], row["bytes_up"])
+            shown = [_bytes(row["budget"], "any"), *map(format_bytes, sizes)]
+            lines.append((*head, *shown, f"{row['flops'] / 1e9:,.3g}"))
+    names = ("with", "class", "trains", "budget", "needs", "least", "down", "up", "GFLOP")
+    columns = [
+        Column(name, cells, right=number > 2)
+        for number, (name, cells) in enumerate(zip(names, zip(*lines, strict=True), strict=True))
+    ]
+    console = console or _console()
+    for table in fitted(console.width, columns[:3], columns[3:]):
+        console.print(table)
 
 
 def show_export(facts: Mapping[str, Any]) -> None:

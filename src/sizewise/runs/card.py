@@ -144,5 +144,13 @@ model = onnxruntime.InferenceSession("{name}")
 
 model = torch.export.load("{name}").module()  # only open files of people you trust
 logits = model(inputs)""",
+        ".peft": f"""from peft import PeftModel
+
+model = PeftModel.from_pretrained(base, "{name}")  # base: the model that was fine-tuned
+logits = model(inputs).logits""",
+        ".transformers": f"""import transformers
+
+model = transformers.{facts["task"]["model"]["name"].partition(":")[2]}.from_pretrained("{name}")
+logits = model(inputs).logits""",
     }[Path(name).suffix]
     return f"```\n{code}\n```"

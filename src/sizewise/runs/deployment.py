@@ -88,7 +88,7 @@ def export(
         "batch": batch,
         "parameters": sum(parameter.numel() for parameter in chosen.module.parameters()),
         "file": str(out),
-        "file_bytes": out.stat().st_size,
+        "file_bytes": _size(out),
         "difference": written.difference,
         "any_batch": written.any_batch,
         "tokenizer": _write_tokenizer(setting, out),
@@ -235,6 +235,7 @@ def _exported(
         found[0].metadata,
         model.owner,
         found[1].rounds,
+        frozenset(found[0].tensors),
     )
 
 
@@ -260,6 +261,11 @@ def _peak(module: nn.Module, task: Task, batch: int) -> int:
 
 
 # ---- beside it
+
+
+def _size(out: Path) -> int:
+    files = out.rglob("*") if out.is_dir() else [out]
+    return sum(path.stat().st_size for path in files)
 
 
 def _write_tokenizer(setting: Setting, out: Path) -> str | None:

@@ -31,6 +31,7 @@ from sizewise.runs.benefit import Benefit, Validation
 from sizewise.runs.folder import Best, RunFolder, Totals
 from sizewise.runs.private_rounds import PrivateRounds
 from sizewise.runs.ranking import ranking
+from sizewise.steps.metrics import perplexity
 from sizewise.training.evaluation import Score
 from sizewise.training.loop import workload
 
@@ -116,6 +117,7 @@ class Federation:
             # JSON can hold finite numbers only.
             losses = {n: s.loss if math.isfinite(s.loss) else None for n, s in scores.items()}
             line |= {"accuracy": totals.accuracy, "sizes": sizes, "test_loss": losses}
+            line |= self.perplexities(sizes)
             if self.validation is not None:
                 benefit = self.validation.measured(self.method, self.engine, state, round_index)
             if benefit is not None:
@@ -177,6 +179,12 @@ class Federation:
             for silo, value in zip(silos, values, strict=True)
         }
         return fmean(max(values) for values in zip(*found.values(), strict=True)), named
+
+    def perplexities(self, sizes: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+        """Return the perplexity of each size, where next tokens are measured by likelihood."""
+        if self.method.task.metric != "likelihood":
+            return {}
+        return {"perplexity": {size: perplexity(value) for size, value in sizes.items()}}
 
     def plans(self, state: State, round_index: int, log: RoundLog) -> Iterator[Plan]:
         """Yield the plans of the devices sampled for a round; note those that cannot take part."""
@@ -262,6 +270,7 @@ class Federation:
             "state_sha256": sha256(state.tensors),
             "run_dir": str(self.folder.path),
             "metric": self.method.task.metric,
+            **self.perplexities(totals.sizes),
             **ranking(totals.accuracy, totals.sizes),
             "validation": dict(totals.validation) or None,
             "best_round": None if totals.best is None else plain(totals.best),

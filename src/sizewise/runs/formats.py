@@ -1,6 +1,7 @@
-"""The files that an exported model is written to: safetensors, ONNX, a `torch.export` program.
+"""The files that an exported model is written to, by their endings.
 
-What can be run without sizewise is run, and compared with the model that it was made from.
+Safetensors, ONNX, a `torch.export` program, and folders of peft and of transformers. What can be
+run without sizewise is run, and compared with the model that it was made from.
 """
 
 import logging
@@ -16,11 +17,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sizewise.errors import ConfigError
+from sizewise.runs import adapter_files
 from sizewise.training.loop import own_tensors
 from sizewise.training.task import Task
 
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
-"""Formats and the endings of their files."""
+FORMATS = {
+    "safetensors": ".safetensors",
+    "onnx": ".onnx",
+    "torch": ".pt2",
+    "peft": ".peft",
+    "transformers": ".transformers",
+}
+"""Formats and the endings of their files; the last two are folders."""
 
 TOLERANCE = 1e-4
 """How far logits of an ONNX model may be from torch's."""
@@ -42,6 +50,7 @@ class Exported:
         metadata: What the run's state says of its sizes.
         owner: The device whose memory it was made from, if that is one.
         round: The round that it is from.
+        learned: The names of the tensors that the run has trained.
     """
 
     size: str
@@ -52,6 +61,7 @@ class Exported:
     metadata: Mapping[str, Any]
     owner: int | None
     round: int
+    learned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,8 @@ def write(chosen: Exported, task: Task, out: Path) -> Written:
         ".safetensors": _write_safetensors,
         ".onnx": _write_onnx,
         ".pt2": _write_program,
+        ".peft": _write_adapters,
+        ".transformers": _write_merged,
     }
     return writers[out.suffix](chosen, task, out)
 
@@ -83,6 +95,19 @@ def _write_safetensors(chosen: Exported, task: Task, out: Path) -> Written:
     }
     save_file(own, out, metadata={"size": chosen.size})
     return Written()
+
+
+def _write_adapters(chosen: Exported, task: Task, out: Path) -> Written:
+    with _quiet():
+        base = task.model.weights or ""
+        read = adapter_files.write_adapters(chosen.module, chosen.learned, base, out)
+        return Written(_largest_difference(chosen, read, task))
+
+
+def _write_merged(chosen: Exported, task: Task, out: Path) -> Written:
+    with _quiet():
+        read = adapter_files.write_merged(chosen.module, out)
+        return Written(_largest_difference(chosen, read, task))
 
 
 def _any_batch(chosen: Exported, task: Task) -> tuple[Tensor, tuple[dict[int, Any]]]:

@@ -93,7 +93,8 @@ def work_of(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
     view, copy = method.submodels.view(plan.submodel), method.submodels.copy(plan.submodel)
     actual = [copy.actual(stage) for stage in plan.stages]
     traffic = method.traffic(plan, samples)
-    returned = copy.trained(actual) if traffic.returns else {}
+    returned = copy.trained_names(actual) if traffic.returns else ()
+    sent = {name: copy.tensors[name] for name in returned if name in view}
     stages = [
         {
             "name": stage.work.label,
@@ -106,14 +107,17 @@ def work_of(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
         for stage in plan.stages
         for steps, seen in [workload(stage, samples, recipe)]
     ]
+    least = plan.predicted
+    if recipe.levers != ("none",):
+        least = max(method.levers.least(plan.submodel, stage) for stage in plan.stages)
     return {
         "size": plan.submodel.label,
         "predicted": plan.predicted,
+        "least": least,
         "bytes": max((stage["bytes"] for stage in stages), key=lambda parts: parts["peak"]),
         "stages": stages,
         "bytes_down": view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down),
-        "bytes_up": size_in_bytes({n: t for n, t in returned.items() if n in view})
-        + size_in_bytes(traffic.up),
+        "bytes_up": size_in_bytes(sent) + size_in_bytes(traffic.up),
         "steps": sum(stage["steps"] for stage in stages),
         "flops": sum(stage["flops"] for stage in stages),
         "levers": "; ".join(dict.fromkeys(s["levers"] for s in stages if s["levers"] != "none")),

@@ -57,6 +57,11 @@ def started(
     """
     if dataset is not None:
         config = replace(config, data=memory.recorded(config.data, dataset))
+    if config.model.hollow:
+        raise ConfigError(
+            "model.hollow builds a model without weights, which can be planned for, not trained; "
+            "leave it out"
+        )
     _check_validation(config, engine)
     if engine is not None:
         refuse_attackers(config.fleet.attack)

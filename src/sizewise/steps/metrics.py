@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sizewise.steps.label_sets import own_head
 from sizewise.steps.step import IGNORED
@@ -18,12 +19,14 @@ METRICS: dict[str, tuple[str, ...]] = {
     "class": ("accuracy", "matthews", "f1"),
     "tags": ("entities", "accuracy"),
     "score": ("pearson",),
+    "next": ("likelihood", "accuracy"),
 }
 """By what a model has to find; the first is the usual one.
 
 accuracy: share of correct classes or tags. matthews: correlation of two or more classes (CoLA).
 f1: of class 1 (MRPC, QQP). entities: F1 of whole entities, as seqeval counts (NER). pearson:
-correlation of scores (STS-B).
+correlation of scores (STS-B). likelihood: geometric mean of the probabilities that next tokens
+were given. That is 1 / perplexity: for this one, too, more is better, and 1 is the most.
 """
 
 Entity = tuple[int, int, int, str]
@@ -42,6 +45,10 @@ def count(metric: str, outputs: Tensor, targets: Tensor, names: Sequence[str]) -
         x, y = outputs.squeeze(-1).double(), targets.double()
         sums = (x, y, x * x, y * y, x * y)
         return [float(len(x)), *(float(values.sum()) for values in sums)]
+    if metric == "likelihood":
+        rows, following = outputs.flatten(0, -2), targets.flatten()
+        lost = F.cross_entropy(rows, following, ignore_index=IGNORED, reduction="none")
+        return [float(lost.double().sum()), float((following != IGNORED).sum())]
     guesses = outputs.argmax(-1)
     if metric == "entities":
         found = entities(guesses.where(targets != IGNORED, IGNORED).tolist(), names)
@@ -71,10 +78,17 @@ def hits(outputs: Tensor, targets: Tensor, sets: int = 1) -> Tensor:
     )
 
 
+def perplexity(likelihood: float) -> float | None:
+    """Return what papers print in place of a likelihood; None if it is beyond all numbers."""
+    return 1 / likelihood if likelihood > 1e-300 else None
+
+
 def value(metric: str, counts: Sequence[float]) -> float:
     """Return a metric, given its sums over the whole test set; 0 where it is not defined."""
     if metric == "accuracy":
         return _ratio(counts[0], counts[1])
+    if metric == "likelihood":
+        return math.exp(-_ratio(counts[0], counts[1]))
     if metric == "entities":
         hits, found, truth = counts
         return _ratio(2 * hits, found + truth)

@@ -85,7 +85,12 @@ def moved(tree: T, device: torch.device) -> T:
 
 
 def taken_out(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor in host memory, without history, in the usual layout."""
+    """Return a copy of a tensor in host memory, without history, in the usual layout.
+
+    A tensor without data stays one.
+    """
+    if tensor.is_meta:
+        return tensor.detach()
     return tensor.detach().to(HOST, copy=True).contiguous()
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -41,6 +42,8 @@ class ModelConfig:
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
             hub name with one. Of a model that came built from Python: "memory:" and their hash,
             which the run sets.
+        hollow: Build it without weights, to plan for a model that this machine could not hold; it
+            cannot be trained.
         sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
     """
 
@@ -48,6 +51,7 @@ class ModelConfig:
     args: Mapping[str, Any] = field(default_factory=dict)
     anatomy: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    hollow: bool = False
     sha256: str | None = None
 
     @property
@@ -64,7 +68,7 @@ class Task:
         model: Which model to build.
         recipe: How to train it.
         input_shape: Shape of one image, (channels, height, width), or of one text, (tokens,).
-        classes: Number of classes or tags; 1 for scores.
+        classes: Number of classes, tags or tokens; 1 for scores.
         seed: The run's seed.
         rounds: Length of the run.
         budgets: The different budgets of the fleet, smallest first; None, unlimited, is last.
@@ -72,7 +76,8 @@ class Task:
         devices: Size of the fleet.
         enforce: Meter every training step, not only the first ones of each kind of work.
         vocabulary: How many token ids there are; 0: the samples are images.
-        target: What the model has to find: a class, a tag for each token, or a score.
+        target: What the model has to find: a class, a tag for each token, a score, or the token
+            after each.
         metric: How models are measured; see `metrics`.
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
@@ -100,14 +105,19 @@ class Task:
     layout: Layout = "contiguous"
     predicted_for: str = "cpu"
 
+    @property
+    def every_token(self) -> bool:
+        """Whether every token of a text has a target of its own."""
+        return self.target in ("tags", "next")
+
     def inputs(self, batch: int) -> Tensor:
         """Return a batch (B, C, H, W), or of token ids (B, T), of which only the shape matters."""
         kind = torch.int64 if self.vocabulary else torch.float32
         return torch.empty((batch, *self.input_shape), dtype=kind, device="meta")
 
     def targets(self, batch: int) -> Tensor:
-        """Return labels for a batch, (B,) or for tags (B, T), of which only the shape matters."""
-        shape = (batch, *self.input_shape) if self.target == "tags" else (batch,)
+        """Return labels for a batch, (B,) or for tokens (B, T), of which only the shape matters."""
+        shape = (batch, *self.input_shape) if self.every_token else (batch,)
         kind = torch.float32 if self.target == "score" else torch.int64
         return torch.empty(shape, dtype=kind, device="meta")
 
@@ -175,18 +185,19 @@ class Task:
             draw: Which of several independent initialisations.
         """
         kept = self.kept(width)
-        with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])):
+        place = torch.device("meta") if self.model.hollow else nullcontext()
+        with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])), place:
             module = models.build(
                 self.model.name,
                 classes=self.classes,
                 image=self.input_shape,
                 vocabulary=self.vocabulary,
-                tags=self.target == "tags",
+                tags=self.every_token,
                 sets=max(1, len(self.silos)),
                 weights=self.model.weights,
                 width=width if kept is None else 1.0,
                 args=self.model.args,
-                check=width not in self._checked,
+                check=width not in self._checked and not self.model.hollow,
             )
             self._checked.add(width)
             norms.prepare(module, self.recipe.norm)
@@ -228,7 +239,7 @@ class Task:
             module: The full model, or a narrower one with the same names, which then gets the first
                 channels of each group; default: the full one.
         """
-        if self.model.weights is None:
+        if self.model.weights is None or self.model.hollow:
             return {}
         full = self.build()
         if self.model.came_built:
@@ -269,6 +280,11 @@ class Task:
     @cached_property
     def _parts(self) -> Anatomy | ModelError:
         """The parts, or why there are none; looked for once."""
+        if self.model.hollow:
+            return ModelError(
+                "a model without weights cannot be run, to see what it consists of; leave out "
+                "model.hollow, or use a method with adapters"
+            )
         try:
             return self.anatomy(self.build())
         except ModelError as error:

@@ -27,19 +27,25 @@ class WorkingCopy:
 
     Attributes:
         module: The model; valid for one user at a time.
-        tensors: Its parameters and buffers by name; tied ones once.
+        tensors: Its parameters and buffers by name; tied ones once, and those that it holds for
+            good not at all.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device = HOST) -> None:
-        """Take a model in host memory that will work on a device."""
-        self._built, self._device = module, device
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device = HOST,
+        held: frozenset[str] = frozenset(),
+    ) -> None:
+        """Take a model in host memory that will work on a device, and what it holds for good."""
+        self._built, self._device, self._held = module, device, held
         # What was found out about its names: a cache, never a result.
         self._trained: dict[tuple[Names, ...], list[str]] = {}
         self._hold(module)
 
     def _hold(self, module: nn.Module) -> None:
         self.module = module
-        self.tensors = own_tensors(module)
+        self.tensors = {n: t for n, t in own_tensors(module).items() if n not in self._held}
         named = dict(module.named_parameters())
         self._parameters = list(named.values())
         self._frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
@@ -49,7 +55,7 @@ class WorkingCopy:
 
     @torch.no_grad()
     def load(self, tensors: Tensors) -> nn.Module:
-        """Fill the model with all its tensors, by name, and return it, on its device."""
+        """Fill the model with its tensors, by name, and return it, on its device."""
         if self._device != HOST and self.module is self._built:
             self._hold(placed(self._built, self._device))
         for name, tensor in self.tensors.items():
