@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 LINTED := src tests benchmarks tools examples papers docs/conf.py
 # Folders of programs that are run as files; two may have files of one name.
-PROGRAMS := tools papers papers/fedepth papers/fedin papers/nefl papers/slt benchmarks \
-	benchmarks/peers
-BENCHMARKS := startup merge cutting nefl fedepth levers smallest flower memory
+PROGRAMS := tools papers papers/fedepth papers/fedin papers/leaderboard papers/nefl papers/slt \
+	benchmarks benchmarks/peers
+BENCHMARKS := startup merge cutting nefl fedepth layouts levers smallest robustness membership \
+	per_sample flower memory
 
-.PHONY: demo test lint bench docs lock clean
+.PHONY: demo test lint bench docs release lock clean
 
 # The lock pins versions; the extras in brackets say what to install.
 $(VENV)/core: pyproject.toml requirements.lock
@@ -54,8 +55,13 @@ bench: $(VENV)/dev
 docs: $(VENV)/dev
 	$(BIN)/python tools/config_page.py
 	$(BIN)/pip install --quiet -c requirements.lock -e ".[docs]"
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
-	@echo docs/_build/contents.html
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . docs/_build
+	@echo docs/_build/index.html
+
+# Wheel and sdist into dist/, tried in an empty environment elsewhere: minutes, and a table of them.
+release: $(VENV)/core
+	$(BIN)/pip install --quiet build==1.6.1 twine==7.0.0
+	$(BIN)/python tools/release.py
 
 lock:
 	$(BIN)/python tools/lock.py

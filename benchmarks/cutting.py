@@ -109,7 +109,7 @@ def bert() -> nn.Module:
         num_attention_heads=4,
         intermediate_size=1024,
     )
-    model: nn.Module = BertForSequenceClassification(config)  # type: ignore[no-untyped-call]
+    model: nn.Module = BertForSequenceClassification(config)
     return model
 
 

@@ -34,8 +34,10 @@ from deployment import Deployment, descendants, memory_group
 
 WORK = {
     "20MB": ("preresnet20", "digits", 10),
-    "60MB": ("preresnet20", "digits", 32),
-    "200MB": ("preresnet20", "digits", 100),
+    "60MB": ("densenet22", "digits", 16),
+    "80MB": ("cnn", "digits", 100),
+    "130MB": ("vit_tiny", "digits", 8),
+    "200MB": ("resnet18", "digits", 16),
 }
 """By budget: a model that nearly fills it, its data, its batch."""
 

@@ -12,6 +12,8 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,48 @@ def here(config: Config, folder: Path) -> dict[str, Any]:
         return federation.run()
 
 
-def on_flower(config: Config, folder: Path) -> dict[str, Any]:
-    """Run on a deployment, and return its result."""
+@dataclass(frozen=True)
+class Phases:
+    """Where the seconds between the ends of two rounds of nodes went.
+
+    Attributes:
+        away: From the last reply of a round to the first message of the next that a node has: the
+            server sees the reply, merges, scores, saves and plans, and the node looks.
+        nodes: From then on to the last reply.
+        training: What training took of that, of the device that took longest.
+    """
+
+    away: float
+    nodes: float
+    training: float
+
+
+def phases(logs: list[str], folder: Path) -> list[Phases]:
+    """Return where the seconds of each round went, by the clocks of nodes, but for the first."""
+    updates = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
+    rounds = range(1, 1 + max(update["round"] for update in updates))
+    received = [times(log, "received train") for log in logs]
+    answered = [times(log, "answered train") for log in logs]
+    found = []
+    for number in rounds[1:]:
+        last = max(node[number - 2] for node in answered)
+        first, end = (
+            min(node[number - 1] for node in received),
+            max(n[number - 1] for n in answered),
+        )
+        training = max(update["seconds"] for update in updates if update["round"] == number)
+        found.append(Phases(first - last, end - first, training))
+    return found
+
+
+def times(log: str, what: str) -> list[float]:
+    """Return when a node logged something, in seconds."""
+    stamps = [" ".join(line.split()[:2]) for line in log.splitlines() if what in line]
+    return [datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp() for stamp in stamps]
+
+
+def on_flower(config: Config, folder: Path) -> tuple[dict[str, Any], list[Phases]]:
+    """Run on a deployment, and return its result, and where the seconds of its rounds went."""
     flower_folder.write(folder / "app", config)
     deployment = Deployment(folder / "flower")
     try:
@@ -64,9 +106,10 @@ def on_flower(config: Config, folder: Path) -> dict[str, Any]:
             deployment.supernode(number, "")
         deployment.run(folder / "app").wait()
         result: dict[str, Any] = json.loads((folder / "app-run/result.json").read_text())
+        logs = [deployment.log(f"supernode-{number}") for number in range(config.fleet.devices)]
     finally:
         deployment.close()
-    return result
+    return result, phases(logs, folder / "app-run")
 
 
 def main() -> None:
@@ -82,7 +125,7 @@ def main() -> None:
         folder, start = Path(name), time.perf_counter()
         local = here(config, folder / "here")
         between = time.perf_counter()
-        remote = on_flower(config, folder)
+        remote, parts = on_flower(config, folder)
         end = time.perf_counter()
         times = seconds(folder / "here"), seconds(folder / "app-run")
     same = local["state_sha256"] == remote["state_sha256"]
@@ -94,6 +137,9 @@ def main() -> None:
     print(
         f"overhead    {medians[1] - medians[0]:8.2f} s per round, {medians[1] / medians[0]:.1f} x"
     )
+    for phase in fields(Phases):
+        median = statistics.median(getattr(each, phase.name) for each in parts)
+        print(f"  {phase.name:<9} {median:8.2f} s")
     print(f"whole runs  {between - start:8.1f} s in-process, {end - between:.1f} s on Flower")
     sys.exit(0 if same else 1)
 

@@ -28,7 +28,7 @@ def read(folder: Path) -> Curves:
     return np.array(
         [
             (
-                100 * point.accuracy,
+                100 * point.value,
                 point.costs["round"],
                 point.costs["sent"] / 1e6,
                 point.costs["flops"] / 1e12,

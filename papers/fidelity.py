@@ -10,7 +10,6 @@ of its setting. A pair is reproduced if that interval lies on the published side
 if on the other, and not resolved if it holds 0. Of one seed nothing is known about errors.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 from scipy.stats import t
 
 import common
+from results import Results, successes
 
 PAPERS = Path(__file__).resolve().parent
 VERDICTS = ("reproduced", "not resolved", "contradicted")
@@ -101,12 +101,15 @@ def pairs(published: Mapping[str, float], found: Mapping[str, Sequence[float]]) 
 def settings(suite: Path) -> Iterator[tuple[str, list[Pair]]]:
     """Yield the settings that a suite has results of: its title and its pairs."""
     tables = common.Runs(suite, "").tables
-    for path in sorted(suite.parent.glob(f"{suite.stem}.*.json")):
-        results, scale = json.loads(path.read_text()), path.name.split(".")[-2]
+    for scale in tables.get("scale", ()):
+        results = Results(suite.with_suffix(f".{scale}.json")).rows
         for setting in tables.get("published", ()):
             measure = METRICS[setting.get("metric", "main")]
-            found = {row: [100 * measure(run) for run in runs] for row, runs in results.items()}
-            known = [row for row in setting["rows"] if row in found]
+            found = {
+                row: [100 * measure(run) for run in successes(runs)]
+                for row, runs in results.items()
+            }
+            known = [row for row in setting["rows"] if found.get(row)]
             if len(known) > 1:
                 seeds = min(len(found[row]) for row in known)
                 title = f"{setting['what']}, {scale}, {seeds} seed{'s'[: seeds > 1]}"

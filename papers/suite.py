@@ -6,20 +6,34 @@ A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it
 `[row.NAME]` for one row of the table, `[scale.NAME.row.NAME]` for a row at one scale, in that
 order; an empty table empties what was there. With `[column.NAME]`, such as data sets, there is a
 row for each of both; a scale may name some of them as `columns`, and change one further in
-`[scale.NAME.column.NAME]`. Every run is what `sizewise run --json` gives.
-What is done is not run again. Results go to `NAME.SCALE.json` and a table to `NAME.SCALE.md` beside
-the suite; the folders of the runs, with all their logs, stay under `runs/papers/`.
+`[scale.NAME.column.NAME]`. `[variant.NAME]` makes a second row of each of its `rows`, with further
+changes. `[choose]` has values chosen for each row by validation (`choosing.py`). Every run is what
+`sizewise run --json` gives.
+What is done is not run again: results go to `NAME.SCALE.json` beside the suite after each run, and
+are known there by their config (`results.py`); a table goes to `NAME.SCALE.md`. The folders of the
+runs, with all their logs, stay under `runs/papers/`. What cannot be run says why in the table.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import common
+from choosing import Choice
+from results import Result, Results, found, identity
 from sizewise import config
-from sizewise.report import comparison, execution, live, summary
+from sizewise.report import comparison, execution, live
+from sizewise.report.comparison import Job, Outcome
+
+Tables = dict[str, Any]
+
+REFUSED = (2, 3)
+"""Exit codes of runs that cannot be made as the suite has them: that is a finding, and is kept.
+
+Whatever else went wrong, such as a process that was killed, is tried again next time.
+"""
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -40,47 +54,118 @@ def inline(value: Any) -> str:
     return json.dumps(value)
 
 
-def rows_of(suite: Mapping[str, Any], scale: str) -> tuple[dict[str, dict[str, Any]], list[int]]:
+def with_variants(suite: Mapping[str, Any]) -> Iterator[tuple[str, str, Sequence[Tables]]]:
+    """Yield the rows of a suite: name, the row whose chosen value counts, and its changes."""
+    for row, own in suite["row"].items():
+        yield row, row, (own,)
+    for name, variant in suite.get("variant", {}).items():
+        changes = {key: value for key, value in variant.items() if key != "rows"}
+        for row in variant["rows"]:
+            yield f"{row}, {name}", row, (suite["row"][row], changes)
+
+
+def rows_of(suite: Mapping[str, Any], scale: str) -> tuple[dict[str, Tables], list[int]]:
     """Return the config's tables of each row of a suite at a scale, and the seeds."""
     changes = dict(suite["scale"][scale])
     seeds, special, wider = (changes.pop(key, {}) for key in ("seeds", "row", "column"))
     known = suite.get("column", {"": {}})
     rows = {}
     for column in changes.pop("columns", list(known)):
-        for row, own in suite["row"].items():
-            layers = (known[column], wider.get(column, {}), own, special.get(row, {}))
+        for row, _, own in with_variants(suite):
+            layers = (known[column], wider.get(column, {}), *own, special.get(row, {}))
             values = [*flat(suite["base"]), *flat(changes), *chain(*map(flat, layers))]
-            rows[f"{row}, {column}" if column else row] = config.read(None, values)
+            rows[named(row, column)] = config.read(None, values)
     return rows, list(seeds)
 
 
+def named(row: str, column: str) -> str:
+    """Return what a row is called in a column."""
+    return f"{row}, {column}" if column else row
+
+
+class Suite:
+    """A suite at a scale, and what was found of it."""
+
+    def __init__(self, runs: common.Runs, jobs: int) -> None:
+        self.runs, self.at_once = runs, jobs
+        self.broken: list[str] = []
+        self.tables = runs.tables
+        self.rows, self.seeds = rows_of(self.tables, runs.scale)
+        stem = runs.suite.with_suffix("")
+        self.results = Results(Path(f"{stem}.{runs.scale}.json"))
+        self.tried = Results(Path(f"{stem}.{runs.scale}.choice.json"))
+
+    def find(self, tables: Tables, seed: int) -> Result | None:
+        """Return the result of a run that is done."""
+        config = identity(tables, seed)
+        return self.results.find(config) or self.tried.find(config)
+
+    def choose(self, wanted: Sequence[str]) -> None:
+        """Try the values of rows, and put those that validate best into all of their columns."""
+        choice = Choice.read(self.tables)
+        if choice is None:
+            return
+        before = dict(self.rows)
+        for row, like, _ in with_variants(self.tables):
+            columns = self.tables.get("column", {"": {}})
+            names = [name for column in columns if (name := named(row, column)) in wanted]
+            if not names:
+                continue
+            tables = before[named(like, choice.column)]
+            self.carry_out(choice.candidates(like, tables), [choice.seed], self.tried)
+            value = choice.best(like, tables, self.find)
+            for name in names:
+                self.rows[name] = choice.grid(like).assigned(self.rows[name], value)
+
+    def carry_out(self, rows: Mapping[str, Tables], seeds: Sequence[int], into: Results) -> None:
+        """Run what is missing of rows, and keep each result as it comes."""
+        configs: dict[Path, str] = {}
+        wanted: list[Job] = []
+        for job in comparison.jobs(rows, seeds, self.runs.folder):
+            if (known := self.find(rows[job.row], job.seed)) is not None:
+                if known not in into.rows.get(job.row, ()):
+                    into.put(job.row, {**known, "seed": job.seed})
+                continue
+            configs[job.folder] = identity(rows[job.row], job.seed)
+            wanted.append(job)
+
+        def keep(outcomes: Sequence[Outcome]) -> None:
+            for outcome in outcomes:
+                config = configs.pop(outcome.job.folder, None)
+                if config is not None and outcome.exit_code in (0, *REFUSED):
+                    into.put(outcome.job.row, found(outcome, config))
+                elif config is not None:
+                    self.broken.append(f"{outcome.job.folder}: {outcome.error}")
+
+        with live.LiveTable(wanted) as shown:
+
+            def watch(running: Sequence[Job], done: Sequence[Outcome]) -> None:
+                shown.update(running, done)
+                keep(done)
+
+            # What is done already is only told in the end.
+            keep(execution.carry_out(wanted, self.at_once, watch))
+
+
 def main() -> None:
-    """Run what is missing, then write results and table."""
+    """Run what is missing, and write the table."""
     parser = common.parser(__doc__)
     parser.add_argument("suite", type=Path)
     parser.add_argument("--scale", default="mini")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="rows to run; default: all")
+    parser.add_argument("--seeds", nargs="*", type=int, help="seeds to run; default: all")
     chosen = parser.parse_args()
-    runs = common.Runs(chosen.suite, chosen.scale)
-    found, seeds = rows_of(runs.tables, chosen.scale)
-    rows = {row: tables for row, tables in found.items() if not chosen.only or row in chosen.only}
-    jobs = comparison.jobs(rows, seeds, runs.folder)
-    with live.LiveTable(jobs) as shown:
-        outcomes = execution.carry_out(jobs, chosen.jobs, shown.update)
-    for outcome in outcomes:
-        if outcome.result is None:
-            raise SystemExit(f"{outcome.job.folder}: {outcome.error}")
-    results: dict[str, list[dict[str, Any]]] = {row: [] for row in rows}
-    for outcome in outcomes:
-        result = {**(outcome.result or {}), "run_dir": outcome.job.folder.name}
-        results[outcome.job.row].append(result)
-    text = summary.markdown(comparison.summary_rows(outcomes))
-    chosen.suite.with_suffix(f".{chosen.scale}.md").write_text(text)
-    chosen.suite.with_suffix(f".{chosen.scale}.json").write_text(
-        json.dumps(results, indent=1) + "\n"
-    )
+    suite = Suite(common.Runs(chosen.suite, chosen.scale), chosen.jobs)
+    names = [row for row in suite.rows if not chosen.only or row in chosen.only]
+    suite.choose(names)
+    rows = {row: suite.rows[row] for row in names}
+    suite.carry_out(rows, chosen.seeds or suite.seeds, suite.results)
+    text = suite.results.table(suite.rows)
+    chosen.suite.with_suffix(f".{chosen.scale}.md").write_text(text, encoding="utf-8")
     print(text)
+    if suite.broken:
+        raise SystemExit("\n".join(suite.broken))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -67,8 +68,8 @@ class Page:
         elif kind == "Log.entryAdded":
             self.complaints.append(content["entry"]["text"])
 
-    def open(self, path: Path, width: int, height: int, dark: bool = False) -> None:
-        """Show a file as a window of this width would."""
+    def open(self, path: Path | str, width: int, height: int, dark: bool = False) -> None:
+        """Show a file, or what an address gives, as a window of this width would."""
         self.complaints, self.requests = [], []
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -79,7 +80,8 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        url = path if isinstance(path, str) else path.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         while self.ask("document.readyState") != "complete":
             pass
         self.ask("new Promise(done => setTimeout(() => done(1), 100))")
@@ -109,15 +111,19 @@ def started(program: str) -> Iterator[Page]:
         os.dup2(reading, 3)
         os.dup2(writing, 4)
 
-    with tempfile.TemporaryDirectory() as profile:
+    # Processes of a browser may still write into its profile when it has been told to end.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [
                 program,
                 *("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"),
                 *("--no-first-run", "--disable-extensions", f"--user-data-dir={profile}"),
-                *("--disable-dev-shm-usage", "about:blank"),
+                *("--disable-dev-shm-usage", "--disable-quic", "--disable-sync"),
+                *("--disable-background-networking", "--disable-component-update"),
+                "about:blank",
             ],
             preexec_fn=connect,
+            start_new_session=True,
             close_fds=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -134,7 +140,7 @@ def started(program: str) -> Iterator[Page]:
                 page.call(f"{domain}.enable")
             yield page
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # It is a group of its own.
             process.wait()
             os.close(to_browser[1])
             os.close(from_browser[0])

@@ -1,6 +1,6 @@
 """Shared fixtures: one thread, tiny images of three classes, and a task that trains in no time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 
+import browser
 from adapter_runs import adapted as adapted
 from sizewise.data.dataset import Dataset
 from sizewise.data.partitions import Partition
@@ -38,6 +39,16 @@ def _one_thread() -> None:
 def _seeded() -> None:
     """Give every test the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Page]:
+    """A page in a real browser, where there is one."""
+    program = browser.find()
+    if program is None:
+        pytest.skip("no Chromium is installed; set CHROME to its program")
+    with browser.started(program) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import sizewise
+from commands import assert_one_sentence
+from commands import sizewise as command
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError, DataError
 from sizewise.runs import deployment
-from test_cli import assert_one_sentence
-from test_cli import sizewise as command
 
 IMAGES = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
 LABELS = torch.arange(6) % 3

@@ -18,9 +18,8 @@ from sizewise.memory.prediction import predict
 BENCHMARKS = ROOT / "benchmarks"
 
 HERE = (
-    *("anything.py", "cutting.py", "fedepth.py", "levers.py", "merge.py", "nefl.py"),
-    "shrinking.py",
-    "smallest.py",
+    *("anything.py", "cutting.py", "fedepth.py", "layouts.py", "levers.py", "membership.py"),
+    *("merge.py", "nefl.py", "per_sample.py", "robustness.py", "shrinking.py", "smallest.py"),
 )
 """Run in this process."""
 

@@ -1,20 +1,16 @@
 """The command line, as a user or a script meets it."""
 
 import gc
-import io
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
+from commands import Answer, assert_one_sentence, sizewise
 from sizewise import __version__, cli, config, federate
 from sizewise.errors import NothingMerged
 from sizewise.exchange import checkpoint
@@ -41,6 +37,8 @@ KEYS = [
     "validation",
     "best_round",
     "stopped",
+    "privacy",
+    "sample_privacy",
     "error",
 ]
 
@@ -57,32 +55,6 @@ test_limit = 100
 per_round = 6
 budgets = ["5kB", "1MB", "2MB"]
 """
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command gave."""
-
-    code: int
-    out: str
-    err: str
-
-
-def sizewise(*arguments: str | Path) -> Answer:
-    """Run a command in this process; starting one of its own would take seconds."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    command = ["sizewise", *map(str, arguments)]
-    with (
-        mock.patch.object(sys, "argv", command),
-        mock.patch.dict(os.environ),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Answer(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +95,10 @@ def test_json_is_the_object_of_the_contract(answer: Answer, home: Path) -> None:
     assert (result["mean"], result["error"]) == (result["accuracy"], None)
 
 
-def test_without_a_terminal_every_round_is_a_line_on_stderr(answer: Answer, home: Path) -> None:
+def test_without_a_terminal_rounds_are_lines_on_stderr(answer: Answer, home: Path) -> None:
     line, *rounds = answer.err.splitlines()
-    assert [words.partition(":")[0] for words in rounds] == [f"round {n} of 3" for n in (1, 2, 3)]
+    # Short rounds: the first and the last.
+    assert [words.partition(":")[0] for words in rounds] == [f"round {n} of 3" for n in (1, 3)]
     assert f"accuracy {json.loads(answer.out)['accuracy']:.1%}, sent " in rounds[-1]
     assert line.startswith("fedavg on digits (iid), mlp, 20 devices, 6 a round")
     assert "devices disclose: weights" in line
@@ -174,7 +147,9 @@ def test_the_installed_command_learns_to_read_digits(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == 1 + 8
+    _, *rounds = done.stderr.splitlines()
+    assert rounds[0].startswith("round 1 of 8: accuracy")
+    assert rounds[-1].startswith("round 8 of 8: accuracy")
     result = json.loads(done.stdout.splitlines()[-1])
     assert list(result) == KEYS
     assert result["accuracy"] > 0.9
@@ -234,14 +209,6 @@ def test_bad_settings_end_in_one_sentence(case: str, home: Path, tmp_path: Path)
     answer = sizewise("run", home / "config.toml", "--set", setting, "--out", run, "--json")
     assert_one_sentence(answer, message)
     assert not run.exists()
-
-
-def assert_one_sentence(answer: Answer, message: str, code: int = 2) -> None:
-    assert answer.code == code, answer
-    assert answer.out == ""
-    (line,) = answer.err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
 
 
 FACTORIES = """
@@ -552,3 +519,42 @@ def test_an_interrupt_that_python_drops_still_ends_the_run(
     hint = f"interrupted; go on with: sizewise resume '{tmp_path / 'a run'}'\n"
     assert hint in capsys.readouterr().err
     assert len((tmp_path / "a run" / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_full_disk_ends_a_run_with_a_hint(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sizewise.runs.folder import RunFolder
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    place = tmp_path / "my run"
+    answer = sizewise("run", home / "config.toml", "--out", place, "--json")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1] == (
+        "error: [Errno 28] No space left on device; mend that, then go on with: "
+        f"sizewise resume '{place}'"
+    )
+    monkeypatch.undo()
+    assert sizewise("resume", place).code == 0
+
+
+def test_a_config_from_stdin(home: Path, answer: Answer) -> None:
+    text = (home / "config.toml").read_text()
+    piped = sizewise("run", "-", "--out", home / "piped", "--json", stdin=text)
+    assert json.loads(piped.out)["state_sha256"] == json.loads(answer.out)["state_sha256"]
+    assert sizewise("plan", "-", stdin=text).out == sizewise("plan", home / "config.toml").out
+    assert_one_sentence(sizewise("plan", "-", stdin="rounds ="), "'-' is not valid TOML")
+
+
+def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "complete -o default -F _sizewise_completion sizewise" in (
+        sizewise("--show-completion", "bash").out
+    )
+    monkeypatch.setenv("_SIZEWISE_COMPLETE", "complete_bash")
+    for words, choices in (("sizewise re", ["resume", "report"]), ("sizewise list p", None)):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert sizewise().out.split() == (choices or ["partitions", "profiles"])

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from commands import sizewise
 from sizewise.families.base import Method
 from sizewise.report import records
 from sizewise.runs import catalogue
-from test_cli import sizewise
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = ("tutorial", "bring-your-own-model", "add-a-method")
+GUIDES = (
+    *("tutorial", "bring-your-own-model", "add-a-method"),
+    *("choose-a-method", "questions", "reproduce"),
+)
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
 
 

@@ -14,9 +14,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
 
 # From low to high: a room imports only those before it, and itself.
 ROOMS = [
-    *("errors", "common", "torch_tools", "steps", "exchange", "fleet", "cutting", "surgery"),
-    *("memory", "data", "models", "training", "families", "methods", "config", "engines", "runs"),
-    *("report", "flower", "api", "cli"),
+    *("errors", "common", "torch_tools", "steps", "exchange", "fleet", "privacy", "cutting"),
+    *("surgery", "memory", "data", "models", "training", "families", "methods", "config"),
+    *("engines", "runs", "report", "flower", "api", "cli"),
 ]
 FILES = {path.relative_to(HOME).with_suffix("") for path in HOME.rglob("*.py")}
 

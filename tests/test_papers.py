@@ -1,9 +1,12 @@
 """The reproductions: every program runs at its smallest, and every row of a suite is a config."""
 
+import json
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from programs import ROOT, Failed, run, tables
-from sizewise import config
+from sizewise import config, methods
+from sizewise.report import execution
+from sizewise.report.comparison import Job, Outcome
+from sizewise.runs import leaderboard
 from text_cases import write_parquet
 
 # `LowMemoryInference`, used by itself, leaves the end of its folder to the garbage collector.
@@ -49,14 +55,13 @@ READERS = {
 """Scripts that read the runs of a suite, and what they write beside it."""
 
 OTHERS = {
-    *("curves.py", "fidelity.py", "suite.py", "lora/causal.py"),
+    *("curves.py", "fidelity.py", "suite.py", "leaderboard/page.py", "lora/causal.py"),
     *("nefl/fig3.py", "nefl/imagenet.py"),
 }
 """Those that have a test of their own each."""
 LIBRARIES = {
-    "common.py",
-    "inside.py",
-    *(f"{p}/shared.py" for p in ("fedepth", "fedin", "nefl", "slt")),
+    *("choosing.py", "common.py", "inside.py", "results.py", "leaderboard/boards.py"),
+    *(f"{p}/shared.py" for p in ("fedepth", "fedin", "leaderboard", "nefl", "slt")),
 }
 
 
@@ -169,6 +174,115 @@ def test_a_suite_runs_and_writes_its_table(suite: Path) -> None:
     (table,) = tables(suite.with_suffix(".mini.md").read_text())
     assert [row[0] for row in table[1:]] == ["FedIN", "slt", "NeFL, tiny"]
     assert suite.with_suffix(".mini.json").exists()
+
+
+CHOOSING = """
+[base]
+rounds = 1
+data = { train_limit = 200, test_limit = 40, validation = 0.2 }
+model = { name = "mlp", args = { hidden = [16] } }
+recipe = { levers = "none" }
+[scale.mini]
+seeds = [0, 1]
+[column.large]
+fleet = { devices = 4, per_round = 2, budgets = ["1MB"] }
+[column.tiny]
+fleet = { devices = 4, per_round = 2, budgets = ["10B"] }
+[row.fedavg]
+method = { name = "fedavg" }
+[row.fedadam]
+method = { name = "fedadam" }
+[variant.quick]
+rows = ["fedavg"]
+rounds = 2
+[choose]
+column = "large"
+key = "recipe.lr"
+values = [1e-9, 0.1, 0.2]
+row = { fedadam = { key = "recipe.server_lr", values = [1e-9, 0.05] } }
+"""
+
+
+def test_a_suite_chooses_and_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def here(wanted: Sequence[Job], at_once: int, watch: execution.Watch) -> list[Outcome]:
+        made.extend(f"{job.row}, seed {job.seed}" for job in wanted)
+        return execution.carry_out_here(wanted, watch=watch)
+
+    monkeypatch.setattr(execution, "carry_out", here)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "some.toml"
+    path.write_text(CHOOSING)
+    run(PAPERS / "suite.py", path, "--seeds", "0")
+    tried = json.loads((tmp_path / "some.mini.choice.json").read_text())
+    scores = {name: runs[0]["validation"]["score"] for name, runs in tried.items()}
+    assert made[:3] == [f"fedavg, large, recipe.lr {lr}, seed 0" for lr in ("1e-09", "0.1", "0.2")]
+    found = json.loads((tmp_path / "some.mini.json").read_text())
+    assert set(found) == {
+        f"{row}, {c}" for row in ("fedavg", "fedadam", "fedavg, quick") for c in ("large", "tiny")
+    }
+    best = max((name for name in tried if "fedavg" in name), key=lambda name: scores[name])
+    assert scores[best] > scores["fedavg, large, recipe.lr 1e-09"]
+    # It is the run that was made to choose by, and the variant has its rate.
+    assert found["fedavg, large"] == tried[best]
+    assert "fedavg, large, seed 0" not in made
+    rate = config.load(
+        tmp_path / "runs/papers" / f"{tmp_path.name}-some-mini/fedavg,_quick,_large-0/config.toml"
+    )
+    assert f"recipe.lr {rate.recipe.lr:g}" in best
+    assert "no device can take part" in found["fedavg, tiny"][0]["error"]
+    (table,) = tables((tmp_path / "some.mini.md").read_text())
+    assert len(table) == 1 + len(found)
+
+    # What is in the folders of runs need not be in the file.
+    (tmp_path / "some.mini.json").unlink()
+    run(PAPERS / "suite.py", path, "--seeds", "0")
+    assert json.loads((tmp_path / "some.mini.json").read_text()) == found
+
+    # Nothing is run twice, also where the folders of the runs are gone; refusals are not retried.
+    shutil.rmtree(tmp_path / "runs")
+    made.clear()
+    run(PAPERS / "suite.py", path, "--seeds", "0")
+    assert made == []
+    run(PAPERS / "suite.py", path, "--only", "fedavg, large")
+    assert made == ["fedavg, large, seed 1"]
+    now = json.loads((tmp_path / "some.mini.json").read_text())
+    assert [one["seed"] for one in now["fedavg, large"]] == [0, 1]
+    assert {name: runs for name, runs in now.items() if name != "fedavg, large"} == {
+        name: runs for name, runs in found.items() if name != "fedavg, large"
+    }
+
+
+def test_results_of_earlier_versions_have_the_seeds_of_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(PAPERS)
+    results = runpy.run_path(str(PAPERS / "results.py"))["Results"]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"a": [{"accuracy": 0.1}, {"accuracy": 0.2}]}))
+    store = results(path)
+    store.put("a", {"seed": 1, "config": "x", "accuracy": 0.3})
+    assert [run["accuracy"] for run in results(path).rows["a"]] == [0.1, 0.3]
+    assert results(path).find("x")["accuracy"] == 0.3
+    assert results(path).find("y") is None
+
+
+def test_the_leaderboard_is_that_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(PAPERS / "leaderboard/page.py", "--smoke")
+    page = (tmp_path / "page.smoke.md").read_text()
+    made = "run `python papers/leaderboard/page.py`"
+    assert page == (PAPERS / "leaderboard/README.md").read_text(), made
+    assert (tmp_path / "figures.smoke.json").read_text() == leaderboard.FILE.read_text()
+    (short,) = tables((tmp_path / "short.smoke.md").read_text())
+    assert len(short) == 1 + len({board.fleet for board in leaderboard.read()})
+    # Every method of the library is on the page, if only to say that it is not in a table.
+    assert all(f"`{name}" in page or f"| {name}" in page for name in methods.names())
 
 
 @pytest.mark.parametrize("script", READERS)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sizewise.steps.recipe import Recipe
     from sizewise.surgery.anatomy import Anatomy, Staged, anatomy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "surgery.anatomy": ("Anatomy", "Staged", "anatomy"),

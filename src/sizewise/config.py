@@ -5,6 +5,7 @@ filled in, is written into the run folder; reading that file gives the same run 
 """
 
 import math
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from sizewise.errors import ConfigError
 from sizewise.families.base import Method
 from sizewise.fleet.devices import Fleet, FleetConfig
 from sizewise.fleet.round_policy import RoundPolicy
+from sizewise.privacy.config import PrivacyConfig
 from sizewise.steps import precision
 from sizewise.steps.recipe import Recipe
 from sizewise.torch_tools import placement
@@ -45,7 +47,8 @@ class EngineConfig:
         device_memory: Bytes of each accelerator that devices in training may take together; as many
             of the `workers` are at work at once as fit. Default: what is free at the start.
         layout: How images lie in memory: "channels_last" makes most convolutions faster on CPUs and
-            GPUs, and changes the last bits of results.
+            GPUs, and changes the last bits of results; "auto" is that for models without very wide
+            convolutions, for which it is not faster.
         flower: Whom a server waits for when devices are machines of their own.
     """
 
@@ -115,6 +118,7 @@ class Config:
         recipe: How devices train, and what the server does with it.
         engine: How this is carried out.
         stop: When it ends early.
+        privacy: What of a device the model may tell; default: all that it does.
     """
 
     seed: int = 0
@@ -126,6 +130,7 @@ class Config:
     recipe: Recipe = field(default_factory=Recipe)
     engine: EngineConfig = field(default_factory=EngineConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    privacy: PrivacyConfig | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -135,12 +140,37 @@ class Config:
                 "stop.patience goes by the validation score, and no device validates; "
                 "set data.validation to a share such as 0.2"
             )
+        if self.privacy is not None:
+            _check_private(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as the nested tables of its TOML file."""
         tables: dict[str, Any] = plain(self)
         tables["method"] = {"name": self.method.name, **plain(self.method.options)}
         return tables
+
+
+def _check_private(config: Config) -> None:
+    """Raise ConfigError if something tells of devices what no noise covers."""
+    if config.recipe.weighting != "equal":
+        reason = "how many samples a device has is private; set recipe.weighting = 'equal'"
+    elif config.fleet.sampling != "poisson":
+        reason = "each device must be drawn by itself; set fleet.sampling = 'poisson'"
+    elif config.data.validation:
+        reason = "scores on devices' own samples, by which the best round is found, get no noise; "
+        reason += "leave out data.validation"
+    elif config.recipe.norm == "sbn":
+        reason = "recipe.norm = 'sbn' takes statistics from all devices' samples; use 'batch'"
+    elif config.recipe.merge != "mean":
+        reason = f"recipe.merge = {config.recipe.merge!r} has no bound on what one device changes "
+        reason += "that noise could be made for; use 'mean'"
+    elif config.fleet.attack:
+        reason = "devices of fleet.attack do as they like; leave one of both out"
+    elif config.engine.flower.enough is not None:
+        reason = "who is early enough depends on the others; leave out engine.flower.enough"
+    else:
+        return
+    raise ConfigError(f"[privacy] cannot hold: {reason}")
 
 
 def from_dict(tables: Mapping[str, Any]) -> Config:
@@ -153,6 +183,9 @@ def from_dict(tables: Mapping[str, Any]) -> Config:
     method = methods.find(name)
     options = build(method.Options, chosen, "method")
     tables["recipe"] = {**method.recipe_defaults, **_table(tables, "recipe")}
+    if tables.get("privacy") is not None:
+        tables["recipe"] = {"weighting": "equal", **tables["recipe"]}
+        tables["fleet"] = {"sampling": "poisson", **_table(tables, "fleet")}
     tables.pop("method", None)
     return replace(build(Config, tables), method=MethodConfig(name, plain(options)))
 
@@ -197,7 +230,16 @@ def make_method(config: Config, task: Task) -> Method:
             f"fleet.group.model names {task.models[0]!r}, but {config.method.name} trains one "
             f"model on all devices; leave it out, or use a method such as fedin"
         )
-    return method(task, build(method.Options, config.method.options, "method"))
+    made = method(task, build(method.Options, config.method.options, "method"))
+    if config.privacy is not None and (reason := made.unclipped()) is not None:
+        raise ConfigError(f"[privacy] cannot hold with {config.method.name}: {reason}")
+    if config.recipe.sample_clip is not None and (reason := made.unhidden()) is not None:
+        raise ConfigError(f"recipe.sample_clip cannot hold with {config.method.name}: {reason}")
+    return made
+
+
+STDIN = Path("-")
+"""The name of a config file that stands for what comes in on stdin."""
 
 
 def load(path: Path | None, overrides: Iterable[str] = ()) -> Config:
@@ -209,12 +251,13 @@ def read(path: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read a config file, or the embedded default, as nested tables, and apply overrides.
 
     Args:
-        path: A TOML file; None is the default config.
+        path: A TOML file; None is the default config, "-" is stdin.
         overrides: Assignments whose values are TOML; what is not TOML is taken as text.
     """
     source = path if path is not None else Path(__file__).with_name("default.toml")
     try:
-        tables = tomllib.loads(source.read_text(encoding="utf-8"))
+        text = source.read_bytes() if source != STDIN else sys.stdin.buffer.read()
+        tables = tomllib.loads(text.decode())
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {str(source)!r}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:

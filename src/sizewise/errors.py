@@ -33,6 +33,10 @@ class CheckpointError(SizewiseError):
     """A run folder or checkpoint that cannot be resumed from."""
 
 
+class NothingToShow(CheckpointError):
+    """A run of which no round has been evaluated yet."""
+
+
 class BudgetTooSmall(SizewiseError):
     """A device whose bytes do not hold anything the method could give it to train.
 

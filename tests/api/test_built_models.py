@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import sizewise
+from commands import assert_one_sentence
+from commands import sizewise as command
 from sizewise.data.dataset import Dataset
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.runs import deployment
-from test_cli import assert_one_sentence
-from test_cli import sizewise as command
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 import sizewise
+from commands import assert_one_sentence
+from commands import sizewise as command
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError, ModelError, NothingMerged
-from test_cli import assert_one_sentence
-from test_cli import sizewise as command
 
 SMALL: dict[str, Any] = {
     "rounds": 1,

@@ -8,9 +8,9 @@ import pytest
 from torch import nn
 
 import sizewise
+from commands import sizewise as command
 from sizewise.data.dataset import Dataset
 from sizewise.errors import CheckpointError, ConfigError
-from test_cli import sizewise as command
 
 LIMITS = {"train_limit": 100, "test_limit": 20}
 SMALL: dict[str, Any] = {"fleet": {"devices": 4, "per_round": 2}, "recipe": {"batch": 16}}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config
 from sizewise.data import memory
 from sizewise.data.dataset import Dataset
 from sizewise.errors import CheckpointError, DataError
 from sizewise.runs import deployment, session
-from test_cli import assert_one_sentence, sizewise
 
 TABLES: dict[str, Any] = {
     "rounds": 2,

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import assert_one_sentence, sizewise
 from sizewise.data import files, memory, sources
 from sizewise.data.config import DataConfig
 from sizewise.data.dataset import Dataset
 from sizewise.errors import DataError
-from test_cli import assert_one_sentence, sizewise
 
 N = 30
 LABELS = np.arange(N) * 3 // N

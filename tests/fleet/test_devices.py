@@ -259,3 +259,28 @@ def test_groups_may_have_models_of_their_own() -> None:
     assert [device.group for device in devices] == ["small", "large", "large", "70B"]
     # A device with other bytes is another device: it gets what fits it.
     assert [fleet.device(number, 2).model for number in (1, 2)] == [None, "large"]
+
+
+def test_poisson_sampling_draws_each_device_by_itself() -> None:
+    groups = (GroupConfig(30, 100, "often", rate=0.5), GroupConfig(70, 200, "as all"))
+    fleet = fleet_of(FleetConfig(per_round=10, group=groups, sampling="poisson"))
+    rounds = [[device.id for device in fleet.sample(seed, 3)] for seed in range(400)]
+    assert all(numbers == sorted(set(numbers)) for numbers in rounds)
+    asked = Counter(number for numbers in rounds for number in numbers)
+    assert sum(asked[n] for n in range(30)) / 30 / 400 == pytest.approx(0.5, abs=0.02)
+    assert sum(asked[n] for n in range(30, 100)) / 70 / 400 == pytest.approx(0.1, abs=0.01)
+    # How many come differs from round to round as independent draws do.
+    sizes = [len(numbers) for numbers in rounds]
+    mean = sum(sizes) / 400
+    spread = sum((size - mean) ** 2 for size in sizes) / 400
+    assert spread == pytest.approx(30 * 0.25 + 70 * 0.09, rel=0.2)
+    # Two devices of a group are independent of each other.
+    both = sum({0, 1} <= set(numbers) for numbers in rounds) / 400
+    assert both == pytest.approx(0.25, abs=0.07)
+
+
+def test_rates_belong_to_poisson_sampling() -> None:
+    with pytest.raises(ConfigError, match=r"set fleet\.sampling = 'poisson'"):
+        FleetConfig(per_round=1, group=(GroupConfig(2, rate=0.5),))
+    with pytest.raises(ConfigError, match="at most 1"):
+        GroupConfig(2, rate=1.5)

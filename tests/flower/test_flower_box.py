@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,8 @@ pytest.importorskip("flwr")
 from deployment import Deployment
 
 from sizewise.flower import folder as flower_folder
-from sizewise.flower.box import read_numbers
+from sizewise.flower.box import Box, read_numbers
+from sizewise.flower.connection import Place
 from sizewise.flower.faults import Faults, read_faults
 
 
@@ -30,10 +32,11 @@ def test_numbers_of_devices() -> None:
 
 
 def test_faults_come_as_often_as_they_should() -> None:
-    faults = Faults(die=0.1, lose=0.2, late=0.15, duplicate=0.05, seconds=7, shuffle=2)
+    often = {"die": 0.1, "lose": 0.2, "late": 0.15, "duplicate": 0.05, "cut": 0.1, "clock": 0.2}
+    faults = Faults(**often, seconds=7, shuffle=2)
     drawn = [faults.draw(device, number) for device in range(100) for number in range(40)]
     shares = Counter(fate.kind for fate in drawn)
-    for kind, share in (("die", 0.1), ("lose", 0.2), ("late", 0.15), ("duplicate", 0.05)):
+    for kind, share in often.items():
         assert shares[kind] / 4000 == pytest.approx(share, abs=0.02)
     assert all(7 <= fate.delay <= 9 for fate in drawn if fate.kind == "late")
     assert all(0 <= fate.delay <= 2 for fate in drawn if fate.kind != "late")
@@ -55,6 +58,17 @@ def test_faults_that_cannot_be_are_refused() -> None:
         read_faults({"lat": 0.1})
 
 
+def test_nobody_is_heard_while_the_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    box = Box(Place("localhost:1"), [0], {}, 0.1, Faults(cut=1.0, seconds=40))
+    monkeypatch.setattr(box._stop, "wait", waited.append)
+    node, task = Mock(), Mock(kind="train")
+    box._answer(0, node, task)
+    assert waited == [40]
+    (outgoing,) = box._outgoing
+    assert outgoing.reply is node.answer.return_value  # It is sent when the line is back.
+
+
 def test_every_device_is_accounted_for(tmp_path: Path) -> None:
     """Eight nodes in one process, with every fault there is, against a real SuperLink."""
     devices, rounds = 8, 2
@@ -70,7 +84,7 @@ def test_every_device_is_accounted_for(tmp_path: Path) -> None:
     )
     flower_folder.write(tmp_path / "app", config)
     deployment = Deployment(tmp_path / "flower")
-    faults = "die=0.1 lose=0.1 late=0.1 duplicate=0.3 seconds=8 shuffle=0.3"
+    faults = "die=0.1 lose=0.1 late=0.1 duplicate=0.3 clock=0.3 seconds=8 shuffle=0.3"
     try:
         deployment.superlink()
         deployment.start(
@@ -90,3 +104,4 @@ def test_every_device_is_accounted_for(tmp_path: Path) -> None:
     merged = Counter(line["round"] for line in told if line["refused"] is None)
     assert min(merged[n + 1] for n in range(rounds)) >= 2
     assert "duplicate" in deployment.log("box")
+    assert ": clock" in deployment.log("box")

@@ -113,6 +113,18 @@ def test_updates_in_fewer_bytes_have_the_same_bits(name: str, upload: str, tmp_p
     assert share == pytest.approx({"bf16": 0.5, "int8": 0.25, "topk": 0.2}[upload], abs=0.08)
 
 
+def test_private_rounds_have_the_same_bits(tmp_path: Path) -> None:
+    tables = config_of("heterofl").to_dict()
+    del tables["fleet"]["sampling"], tables["recipe"]["weighting"]
+    private = {"noise": 1.0, "quantile": 0.5, "seed": 3}
+    config = configs.from_dict({**tables, "privacy": private})
+    expected = in_process(config, tmp_path / "one")
+    result = serve(grid_of(config), config, tmp_path / "many", poll=0)
+    assert result["state_sha256"] == expected["state_sha256"]
+    assert result["privacy"] == expected["privacy"]
+    assert result["privacy"]["epsilon"] > 0
+
+
 def test_the_page_names_every_method() -> None:
     page = Path(__file__).resolve().parents[2] / "docs/flower.md"
     rows = re.findall(r"^\| \[([a-z-]+)\]\(methods/.*\| yes \| (.*)\|$", page.read_text(), re.M)

@@ -1,8 +1,12 @@
 """The resident node: it answers, and outlives messages that kill the process that works on them."""
 
 import os
+import re
 import signal
+import time
 from collections.abc import Callable
+from email.utils import formatdate
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -17,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from sizewise.errors import ConfigError
 from sizewise.flower import runner
 from sizewise.flower.commands import read_settings
-from sizewise.flower.connection import Connection, Place, Task
+from sizewise.flower.connection import Connection, Place, Task, date
 
 
 def leave(message: Message, context: Context) -> Message:
@@ -75,7 +79,10 @@ class FakeConnection(Connection):
     def fetch(self, task: Task) -> Message:
         return task.message
 
-    def send(self, reply: Message, seconds: float) -> int:
+    def app_folder(self, task: Task) -> Path:
+        return self.folder.parent / "app"
+
+    def send(self, task: Task, reply: Message, seconds: float) -> int:
         text = reply.error.reason if reply.has_error() else str(reply.content["said"])
         (self.folder / reply.metadata.reply_to_message_id).write_text(text)
         return 0
@@ -90,8 +97,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "AGAIN", 0.01)
 
 
-def serve(connection: FakeConnection) -> dict[str, str]:
-    served = runner.Runner(connection, poll=0.01)
+def serve(connection: FakeConnection, trust_app: bool = False) -> dict[str, str]:
+    served = runner.Runner(connection, poll=0.01, trust_app=trust_app)
 
     def act(message: Message, context: Context) -> Message:
         action = connection.script[0]
@@ -126,6 +133,42 @@ def test_a_signal_ends_it_in_the_middle_of_a_message(tmp_path: Path) -> None:
         raise AssertionError
 
     assert set(serve(FakeConnection([wait], tmp_path))) == {"left"}
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_modules_of_the_app_are_imported_if_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
+    def with_own_model(message: Message, context: Context) -> Message:
+        return reply(message, context) if find_spec("model_of_the_app") else fail(message, context)
+
+    for name in ("app", "replies"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "app/model_of_the_app.py").touch()
+    told = serve(FakeConnection([with_own_model], tmp_path / "replies"), trusted)
+    assert ("device" in told["001"]) == trusted
+
+
+def test_replies_are_dated_by_the_clock_of_the_superlink() -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 5, 1, 1
+    asked = Message(RecordDict(), 1, "train", ttl=60.0)
+    asked.metadata.__dict__["_created_at"] -= 7200  # The clock of this machine is two hours ahead.
+    answer = Message(RecordDict(), reply_to=asked)
+    assert answer.metadata.ttl < 0
+    date(answer, Task(asked, ObjectTree()), seconds=2.5)
+    assert answer.metadata.created_at == asked.metadata.created_at + 2.5
+    assert answer.metadata.ttl == 57.5
+
+
+@pytest.mark.parametrize(("ahead", "said"), [(94, r"9\d s ahead of"), (-4005, r"4,00\d s behind")])
+def test_a_wrong_clock_is_named(ahead: float, said: str) -> None:
+    def failing(date: str | None) -> str:
+        headers = {} if date is None else {"date": date}
+        response = httpx.Response(401, headers=headers)
+        return runner.reason_of(httpx.HTTPStatusError("401", request=None, response=response))  # type: ignore[arg-type]
+
+    assert re.search(said, failing(formatdate(time.time() - ahead, usegmt=True)))
+    assert "timedatectl" in failing(formatdate(time.time() - ahead, usegmt=True))
+    assert failing(formatdate(usegmt=True)) == failing(None) == "401"
+    assert runner.reason_of(httpx.ConnectError("nobody")) == "nobody"
 
 
 def test_settings_are_read_before_anything_is_started() -> None:

@@ -72,8 +72,9 @@ def test_who_is_there_and_what_it_cost(run: tuple[Path, list[status.Status]]) ->
 def test_the_table(run: tuple[Path, list[status.Status]]) -> None:
     table = status.text(run[1][1]).splitlines()
     assert table[0].endswith(" rounds done, under way")
-    assert table[1].split()[:4] == ["device", "state", "memory", "merged"]
-    assert table[3].split()[:2] == ["1", "gone"]
+    words = [line.split() for line in table]
+    assert ["device", "state", "memory", "merged"] in [line[:4] for line in words]
+    assert ["1", "gone"] in [line[:2] for line in words]
     assert table[-1].startswith("node 104 is not in: node 104 says that it is device 2")
 
 

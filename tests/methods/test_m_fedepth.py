@@ -56,6 +56,18 @@ def test_the_server_has_the_heads_of_all_decompositions(method: MFeDepth) -> Non
     assert set(method.submodels.parameters(state, method.main)) == state.tensors.keys()
 
 
+@pytest.mark.parametrize("model", [(), ("vit", {**VIT, "depth": 4})], ids=["residual", "vit"])
+def test_idle_heads_cost_their_own_bytes_and_nothing_else(model: tuple) -> None:
+    method = MFeDepth(make_task(*model))
+    plan = plan_for(method, [(0, 1), (1, 2), (2, 3), (3, 4)])
+    assert plan.submodel.exits == (1, 2, 3)
+    for stage in plan.stages:
+        looked_into = method.costs.step(plan.submodel, stage)
+        assert method.cost(plan.submodel, stage) == looked_into
+        alone = method.submodels.without_idle_exits(plan.submodel, stage.work.blocks)
+        assert method.peak(alone, stage) < looked_into.footprint.peak
+
+
 def test_heads_are_averaged_over_those_who_train_them(method: MFeDepth) -> None:
     state, runner = method.setup(), make_runner(method)
     memories = method.task.budgets[1:]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from commands import Answer, assert_one_sentence, sizewise
 from sizewise import config
 from sizewise.report import comparison, execution, live
-from test_cli import Answer, assert_one_sentence, sizewise
 
 CONFIG = """
 rounds = 2
@@ -200,7 +200,7 @@ def test_the_live_table(home: Path) -> None:
     assert len(done) == 4
     running = [job for job in jobs if job.row == "fedavg" and job.seed == 1]
     done = [outcome for outcome in done if outcome.job not in running]
-    table = live.LiveTable(jobs).table(running, done)
+    table = live.LiveTable(jobs).table(running, done, 80)
     console = Console(file=io.StringIO(), width=80)
     console.print(table)
     text = console.file.getvalue()  # type: ignore[attr-defined]

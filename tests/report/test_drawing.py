@@ -3,7 +3,18 @@
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from sizewise.report.drawing import DARK, PALETTE, Area, Box, Dot, Drawing, Line, Text, shortened
+from sizewise.report.drawing import (
+    DARK,
+    PALETTE,
+    Area,
+    Box,
+    Dot,
+    Drawing,
+    Hover,
+    Line,
+    Text,
+    shortened,
+)
 
 
 def drawing() -> Drawing:
@@ -36,6 +47,17 @@ def test_svg_is_well_formed_and_escaped() -> None:
 def test_a_page_colours_it_and_paper_has_its_own() -> None:
     assert "var(--s0)" in drawing().svg()
     assert "var(" not in drawing().standalone()
+
+
+def test_what_needs_a_pointer_is_on_pages_only(tmp_path: Path) -> None:
+    made = drawing()
+    made.pdf(tmp_path / "without.pdf")
+    made.add(Hover(0, 0, 9, 9, (Text(1, 1, "only here"),)))
+    assert '<g class="hover"><rect x="0" y="0" width="9" height="9"' in made.svg()
+    assert '<g class="tip"><text x="1"' in made.svg()
+    assert "only here" not in made.standalone()
+    made.pdf(tmp_path / "with.pdf")
+    assert (tmp_path / "with.pdf").read_bytes() == (tmp_path / "without.pdf").read_bytes()
 
 
 def test_pdf_is_written_the_same_every_time(tmp_path: Path) -> None:

@@ -7,20 +7,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import browser
+from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
-from sizewise.report import page, records
+from sizewise.report import benefit, differences, page, records
+from sizewise.report.drawing import Dot
 from sizewise.report.records import Run
 from sizewise.report.summary import Row
 from sizewise.runs import session
-from test_cli import assert_one_sentence, sizewise
+from sizewise.runs.cuts import Cuts
 
 TABLES = {
     "rounds": 3,
@@ -101,6 +103,7 @@ CHARTS = [
     *("accuracy-round", "accuracy-sent", "accuracy-flops", "accuracy-seconds"),
     *(
         "accuracy-device-seconds",
+        "training-loss",
         "accuracy-by-size",
         "devices",
         "memory",
@@ -137,6 +140,64 @@ def test_every_chart_has_its_data(report: Path, runs: list[Run]) -> None:
     assert sum(scores) / 8 == pytest.approx(runs[0].result["validation"]["mean"])
     widths = {(r["group"], r["part"]): float(r["width"]) for r in tables["pieces.csv"]}
     assert widths["200kB", "block 1"] < widths["2MB", "block 1"] == 1
+
+
+def test_the_training_loss_is_that_of_the_history(report: Path, runs: list[Run]) -> None:
+    rows = list(csv.DictReader(io.StringIO(links(report).saved["training-loss.csv"])))
+    first = [float(row["loss"]) for row in rows if (row["row"], row["seed"]) == ("fedavg", "0")]
+    assert first == [line["train_loss"] for line in runs[0].history if line["train_loss"]]
+
+
+def test_configs_that_differ_are_put_beside_each_other(report: Path, runs: list[Run]) -> None:
+    found = {one.key: one.values for one in differences.of_configs(runs)}
+    assert found == {"method.name": ("fedavg", "heterofl")}
+    assert "<td>heterofl</td></tr>" in report.read_text()
+    changed = {**runs[1].config, "recipe": {**runs[1].config["recipe"], "lr": 0.5, "clip": 1.0}}
+    method = {**runs[1].config["method"], "width": 0.5, "nobody_else_has": 1}
+    other = replace(runs[1], row="other", config={**changed, "method": method})
+    found = {one.key: one.values for one in differences.of_configs([runs[0], other])}
+    assert found == {
+        "seed": ("0", "1"),
+        "method.width": ("1.0", "0.5"),
+        "recipe.lr": (str(runs[0].config["recipe"]["lr"]), "0.5"),
+        "recipe.clip": ("", "1.0"),
+    }
+
+
+def test_machines_that_differ_are_named(runs: list[Run]) -> None:
+    assert differences.of_environments(runs) == []
+    elsewhere = replace(runs[1], environment={**runs[1].environment, "cpu": "AVX2"})
+    (found,) = differences.of_environments([runs[0], elsewhere])
+    assert (found.key, found.values[1]) == ("cpu", "AVX2")
+    assert "made on different machines" in page.html([runs[0], elsewhere])
+
+
+def test_levers_and_what_stays_whole_are_said(report: Path, runs: list[Run]) -> None:
+    assert "None were used: every step is a plain one." in report.read_text()
+    plan = [{**row, "levers": "parts of 8", "more_flops": 1.25} for row in runs[2].plan]
+    whole = tuple(f"layer {number}, as it says" for number in range(5))
+    text = page.html([replace(runs[2], plan=plan, cuts=Cuts(0.5, whole))])
+    assert '<td class="words">parts of 8</td>' in text
+    assert "<td>1.25</td>" in text
+    assert "and 2 more</dd>" in text
+    assert "All 5 parts that stay whole under heterofl" in text
+    assert "<dd>layer 4, as it says</dd>" in text
+
+
+def test_every_device_has_a_ring(runs: list[Run]) -> None:
+    served = runs[0].served
+    titles = [dot.title for dot in benefit.chart(runs[:1]).draw(760.0).shapes if _ring(dot)]
+    assert len(titles) == len(served) == 8
+    one = served[0]
+    what = f"{one['accuracy']:.1%} of {one['samples']} samples"
+    assert f"device 0, {one['group']}, runs {one['size']}: {what}" in titles
+    many = replace(runs[0], served=[{**one, "device": n} for n in range(1000)])
+    rings = [dot for dot in benefit.chart([many]).draw(760.0).shapes if _ring(dot)]
+    assert 30 <= len(rings) <= benefit.DEVICES
+
+
+def _ring(shape: object) -> bool:
+    return isinstance(shape, Dot) and shape.title.startswith("device ")
 
 
 def test_totals_are_the_result_of_the_run(runs: list[Run]) -> None:
@@ -225,15 +286,6 @@ def test_a_run_in_which_nothing_was_learned(runs: list[Run]) -> None:
 # ---- in a browser
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browser.Page]:
-    program = browser.find()
-    if program is None:
-        pytest.skip("no Chromium is installed; set CHROME to its program")
-    with browser.started(program) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 375], ids=["desktop", "phone"])
 def test_the_report_in_a_browser(
@@ -248,7 +300,8 @@ def test_the_report_in_a_browser(
     visible = "[...document.querySelectorAll('svg')].filter(s => s.getClientRects().length)"
     kind = "wide" if width > 640 else "narrow"
     shown = chromium.ask(f"{visible}.map(s => s.classList[0])")
-    assert shown == [kind] * 6, "one of five tabs, and five other charts"
+    tabs = sum(name in page.tab_names() for name in CHARTS)
+    assert shown == [kind] * (len(CHARTS) - tabs + 1), "one of the tabs, and the other charts"
     # Words of a drawing must not leave it, nor be too small to read.
     outside = chromium.ask(
         f"{visible}.flatMap(s => [...s.querySelectorAll('text')].filter(t => {{"
@@ -276,6 +329,46 @@ def test_tabs_work_with_mouse_and_keyboard(chromium: browser.Page, report: Path)
     chromium.ask("document.querySelector('label[for=accuracy-flops]').click()")
     assert chromium.ask(f"{shown}.map(f => f.className)") == ["panel-accuracy-flops"]
     assert chromium.ask("document.querySelector('#accuracy-flops').tabIndex") == 0
+
+
+def test_values_show_at_the_pointer(chromium: browser.Page, report: Path, runs: list[Run]) -> None:
+    chromium.open(report, 1280, 900)
+    chart = "document.querySelector('.panel-accuracy-round svg.wide')"
+    chromium.ask(f"{chart}.scrollIntoView()")
+    tips = f"[...{chart}.querySelectorAll('.tip')]"
+    shown = f"{tips}.filter(t => getComputedStyle(t).visibility == 'visible')"
+    assert chromium.ask(f"{tips}.length") == 3, "one for each round"
+    assert chromium.ask(f"{shown}.length") == 0
+    where = chromium.ask(
+        f"(r => [r.x + r.width / 2, r.y + r.height / 2])"
+        f"({chart}.querySelectorAll('.hover > rect')[1].getBoundingClientRect())"
+    )
+    chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=where[0], y=where[1])
+    (words,) = chromium.ask(
+        f"{shown}.map(t => [...t.querySelectorAll('text')].map(x => x.textContent))"
+    )
+    second = [fmean(r.points[1].value for r in runs if r.row == m) for m in ("fedavg", "heterofl")]
+    assert words[0] == "round 2"
+    assert sorted(words[1:]) == sorted(
+        f"{value:.1%}  {name}" for value, name in zip(second, ("fedavg", "heterofl"), strict=True)
+    )
+
+
+def test_on_paper_nothing_is_folded_or_cut(chromium: browser.Page, report: Path) -> None:
+    chromium.open(report, 700, 900)
+    hidden = "document.querySelector('details pre').checkVisibility({contentVisibilityAuto: true})"
+    assert not chromium.ask(hidden)
+    chromium.call("Emulation.setEmulatedMedia", media="print")
+    assert chromium.ask(hidden)
+    assert chromium.ask("document.documentElement.scrollWidth") <= 700
+    wide = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right)"
+    assert max(chromium.ask(wide)) <= 700
+    assert chromium.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    shown = "[...document.querySelectorAll('.tabs figure')].filter(f => f.getClientRects().length)"
+    assert chromium.ask(f"{shown}.length") == 5
+    chromium.call("Emulation.setEmulatedMedia", media="")
+    made = base64.b64decode(chromium.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    assert 5 <= len(re.findall(rb"/Type /Page\b", made)) <= 12
 
 
 def test_the_browser_test_would_notice(chromium: browser.Page, tmp_path: Path) -> None:

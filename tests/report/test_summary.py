@@ -74,7 +74,7 @@ def test_every_table_says_which_size_it_means() -> None:
 
 def shown(rows: list[Row], width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    for table in comparison_tables(rows, console):
+    for table in comparison_tables(rows, width):
         console.print(table)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 

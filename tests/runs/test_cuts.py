@@ -9,6 +9,7 @@ import pytest
 
 import cut_models
 import sizewise
+from commands import sizewise as command
 from sizewise import config as configs
 from sizewise.cutting import verification
 from sizewise.errors import ModelError
@@ -18,7 +19,6 @@ from sizewise.report import page, records
 from sizewise.runs import cuts, preparation, preview, session
 from sizewise.runs.cuts import Cuts
 from sizewise.training.task import Task
-from test_cli import sizewise as command
 
 HALF: dict[str, dict[str, Any]] = {
     "heterofl": {"assign": "ratio"},

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
 from sizewise.data import sources
 from sizewise.exchange import checkpoint
 from sizewise.memory.prediction import Meter
 from sizewise.runs import deployment, session
-from test_cli import assert_one_sentence, sizewise
 
 IMAGE = (1, 8, 8)
 
@@ -159,6 +159,28 @@ def test_an_onnx_model_gives_torchs_logits_and_fits_its_budget(run: Path, tmp_pa
         expected = deployment.load(tmp_path / "torch.safetensors")(images).numpy()
     assert np.abs(np.load(tmp_path / "logits.npy") - expected).max() <= 1e-4
     assert 0 < int(done.stdout) <= 20_000_000, "what the process grew by when it ran the model"
+    # The file is for any number of samples, as its card says.
+    assert "| input | float32, (batch, " in (tmp_path / "m.md").read_text()
+    np.save(tmp_path / "images.npy", images.expand(3, *IMAGE).numpy())
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    assert np.abs(np.load(tmp_path / "logits.npy") - expected).max() <= 1e-4
+
+
+def test_what_torch_exports_for_one_batch_size_only_says_so(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed: the extra [onnx]")
+    whole = torch.onnx.export
+
+    def stumbles(*given: object, dynamic_shapes: object, **others: object) -> object:
+        if dynamic_shapes is not None:
+            raise torch.onnx.OnnxExporterError("a number that it does not know")
+        return whole(*given, dynamic_shapes=None, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.onnx, "export", stumbles)
+    facts = export(run, "--memory", "20MB", "--batch", "2", "--out", tmp_path / "m.onnx")
+    assert not facts["any_batch"]
+    assert "| input | float32, (2, " in (tmp_path / "m.md").read_text()
 
 
 @pytest.mark.parametrize(

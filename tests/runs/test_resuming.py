@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from test_resume import Crash, Writes, writes  # noqa: F401  (a fixture)
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config
 from sizewise.errors import CheckpointError
 from sizewise.exchange import checkpoint
 from sizewise.runs import resuming, session
 from sizewise.steps.recipe import Recipe
-from test_cli import assert_one_sentence, sizewise
 
 TABLES: dict[str, Any] = {
     "rounds": 2,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange.state import sha256
@@ -14,7 +15,6 @@ from sizewise.runs import deployment, session
 from sizewise.runs.benefit import Benefit, Validation
 from sizewise.runs.federation import judged
 from sizewise.runs.folder import Best, RunFolder, Totals
-from test_cli import assert_one_sentence, sizewise
 
 TABLES: dict[str, Any] = {
     "rounds": 8,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from commands import assert_one_sentence, sizewise
 from sizewise import config as configs
 from sizewise.errors import ConfigError
 from sizewise.runs import session, trackers
-from test_cli import assert_one_sentence, sizewise
 
 TABLES = {
     "rounds": 2,

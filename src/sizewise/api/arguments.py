@@ -94,7 +94,7 @@ def gather(
 
 
 # What every function takes beside its own arguments.
-_TABLES = ("seed", "fleet", "recipe", "engine", "stop")
+_TABLES = ("seed", "fleet", "recipe", "engine", "stop", "privacy")
 _OPTIONS = ("model_options", "data_options")
 
 

@@ -35,7 +35,8 @@ class DataConfig:
         tokenizer: For texts: a `tokenizer.json`, or a folder, package or hub name with one;
             default: that of `model.weights`.
         max_tokens: For texts: cut or pad them to this many tokens.
-        metric: How models are measured, a name of `sizewise.steps.metrics`; default: as papers do.
+        metric: How models are measured: accuracy, matthews or f1 of classes, entities or accuracy
+            of tags, pearson of scores; default: as papers do.
         silos: Further data sets, each with labels of its own; `natural` makes each a device.
     """
 

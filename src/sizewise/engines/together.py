@@ -39,6 +39,7 @@ def possible(method: Method, plan: Plan, shards: Sequence[Shard]) -> bool:
         and all(method.loss(plan.submodel, stage, shard) is cross_entropy for shard in shards)
         and (task.recipe.augment == "none" or task.recipe.augment_once)
         and task.recipe.clip is None
+        and task.recipe.sample_clip is None
         and not any(True for _ in method.submodels.module(plan.submodel).buffers())
         and method.trainer.known_peak(plan, shards[0]) is not None
     )

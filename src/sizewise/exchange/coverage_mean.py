@@ -1,4 +1,4 @@
-"""The one merge: a streaming mean over whoever covers each entry.
+"""The mean, streaming, over whoever covers each entry: how updates are merged by default.
 
 For every scalar entry e of the server's tensors, with K(e) the updates that hold e:
 
@@ -32,7 +32,7 @@ class CoverageMean:
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
         self._sums: dict[str, Tensor] = {}
-        self._weights: dict[str, _Weights] = {}
+        self._weights: dict[str, EntryWeights] = {}
         self._moved: set[str] = set()
 
     def add(self, update: Tensors, view: View, weight: float) -> None:
@@ -57,7 +57,7 @@ class CoverageMean:
             return
         if place.name not in self._sums:
             self._sums[place.name] = torch.zeros_like(old)
-            self._weights[place.name] = _Weights(old)
+            self._weights[place.name] = EntryWeights(old)
         if place.name not in self._moved and not torch.equal(place.read(self._tensors), tensor):
             self._moved.add(place.name)
         total = self._sums[place.name]
@@ -94,7 +94,7 @@ class CoverageMean:
         return torch.where(weight > 0, total / weight, old)
 
 
-class _Weights:
+class EntryWeights:
     """The summed weight of every entry of one tensor.
 
     Devices of one size keep the same entries, so weights are summed by index, which costs next to

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sizewise.errors import BudgetTooSmall
-from sizewise.exchange import server_optimizers
-from sizewise.exchange.coverage_mean import CoverageMean
+from sizewise.exchange import merge_rules, server_optimizers
 from sizewise.exchange.merging import Merging
 from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work
 from sizewise.exchange.rows import with_rows
@@ -29,6 +28,7 @@ from sizewise.families.trainer import Trainer
 from sizewise.fleet.devices import Device
 from sizewise.memory.prediction import Cost
 from sizewise.steps.step import Loss, cross_entropy
+from sizewise.surgery import norms
 from sizewise.training.loop import Shard
 from sizewise.training.task import Task
 
@@ -63,6 +63,7 @@ class Method:
         Options: Frozen dataclass of the method's own options, the rest of the `[method]` table.
         submodel_type: The frozen dataclass that says what a device holds.
         work_type: The frozen dataclass that says what a stage does.
+        merger: What gives the merge of a round in place of the mean; the run sets it.
     """
 
     discloses: frozenset[str] = frozenset({"weights"})
@@ -74,6 +75,7 @@ class Method:
     divides_batches: bool = True
     submodel_type: type[Submodel] = Width
     work_type: type[Work] = Work
+    merger: Callable[[State], Merging] | None = None
 
     @dataclass(frozen=True)
     class Options:
@@ -204,7 +206,28 @@ class Method:
 
     def merging(self, state: State) -> Merging:
         """Return what adds up the updates of a round."""
-        return CoverageMean(state.tensors)
+        if self.merger is not None:
+            return self.merger(state)
+        return merge_rules.make(self.task.recipe, state.tensors)
+
+    def unclipped(self) -> str | None:
+        """Return how a device could change more than its clipped update does; None if it cannot.
+
+        Of a merge that uses `merging` for all that devices send, and nothing of who came.
+        """
+        if type(self).merge is Method.merge and type(self).merging is Method.merging:
+            return None
+        return "its merge may use more of a device than its clipped update; use another method"
+
+    def unhidden(self) -> str | None:
+        """Return what leaves a device of its samples beside trained weights; None: nothing."""
+        if more := sorted(self.discloses - {"weights"}):
+            return f"devices send {' and '.join(more)} of their samples; use another method"
+        if not self.divides_batches:
+            return "the loss of a sample depends on its batch; use another method or option"
+        if norms.has_batch_norm(self.task.build()):
+            return "batch norms mix samples; use a model with layer or group norms, or none"
+        return None
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state. Updates arrive one by one and should not be collected."""

@@ -41,6 +41,7 @@ class Costs:
         self.task, self.submodels = task, submodels
         self._loss, self._example = loss, example
         self._known: dict[Key, Cost] = {}
+        self._resident: dict[Submodel, int] = {}
 
     def step(self, submodel: Submodel, stage: TrainingStage) -> Cost:
         """Return what one step of a stage is predicted to take."""
@@ -49,6 +50,15 @@ class Costs:
             actual = self.submodels.copy(submodel).actual(stage)
             self._known[key] = self.of(self.submodels.pattern(submodel), submodel, actual)
         return self._known[key]
+
+    def resident(self, submodel: Submodel) -> int:
+        """Return the bytes of a submodel's own tensors."""
+        key = submodel.shape_key
+        if key not in self._resident:
+            device = torch.device(self.task.predicted_for)
+            pattern = self.submodels.pattern(submodel)
+            self._resident[key] = prediction.resident(pattern, device)
+        return self._resident[key]
 
     def of(self, module: nn.Module, submodel: Submodel, stage: TrainingStage) -> Cost:
         """Return what one step of a stage takes on a model that is not kept, such as a sketch."""

@@ -105,7 +105,9 @@ def combinations(recipe: Recipe, smallest_part: int, *, divides: bool) -> tuple[
     """
     named = set(EVERY if recipe.levers == ("auto",) else recipe.levers)
     stateful = recipe.optimizer != "sgd" or recipe.momentum > 0
-    sizes = list(_sizes(recipe.batch, smallest_part)) if "microbatch" in named and divides else []
+    # Where gradients are clipped sample by sample, parts are as small as can be.
+    parts = "microbatch" in named and divides and recipe.sample_clip is None
+    sizes = list(_sizes(recipe.batch, smallest_part)) if parts else []
     kinds: list[Precision] = ["float32", "bfloat16"]
     found = [
         Levers(size, checkpoint, (), moved, state, activations)

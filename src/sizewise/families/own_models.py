@@ -41,6 +41,10 @@ class OwnModels(Method):
 
         return super().merge(state, observed(updates, note)).noting(Holdings(held))
 
+    def unclipped(self) -> str:
+        """Return that devices' own models are what people run."""
+        return "people run models that devices keep, to which no noise is added; use another method"
+
     def own_model(self, state: State, submodel: Any, device_state: Tensors) -> nn.Module:
         """Return the model of a device that remembers this; nothing, before it has trained."""
         raise NotImplementedError

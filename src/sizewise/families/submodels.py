@@ -133,7 +133,7 @@ class Submodels:
         return self._patterns[key]
 
     def _built(self, submodel: Submodel) -> nn.Module:
-        return laid_out(self.build(submodel), self.task.layout)
+        return laid_out(self.build(submodel), self.task.arrangement)
 
     def module(self, submodel: Submodel) -> nn.Module:
         """Return the working copy's model, to look at its structure."""

@@ -102,7 +102,8 @@ class Trainer:
             tensors=copy.trained(stages),
             samples=len(shard),
             steps=steps,
-            loss=losses / max(steps, 1),
+            # The mean loss tells of samples, and no noise hides it: then it stays on the device.
+            loss=losses / max(steps, 1) if recipe.sample_clip is None else 0.0,
             peak_bytes=self._metered[key],
             device_state={f"{MOMENTS}{name}": t.cpu() for name, t in (moments or {}).items()},
         )

@@ -91,7 +91,7 @@ class Widthwise(Method):
 
         Attributes:
             widths: The ratios of channels that submodels may have; empty: all multiples of 1/16.
-            rounding: How a group's number of channels is rounded; see `widths.scaled`.
+            rounding: How a layer's number of channels is rounded; `floor_min1` keeps at least one.
         """
 
         widths: tuple[float, ...] = ()

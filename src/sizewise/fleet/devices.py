@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
+from typing import Literal
 
-from sizewise.common.rng import python_generator
+from sizewise.common.rng import numpy_generator, python_generator
 from sizewise.common.structure import Bytes, nearest
 from sizewise.errors import ConfigError
+from sizewise.fleet.attacks import AttackConfig
 from sizewise.fleet.profiles import PROFILES
 
 SCENARIOS: dict[str, tuple[str, ...]] = {
@@ -28,6 +30,9 @@ Costs are as the paper counts them (`accounting.summary`), which is over twice w
 """
 
 
+Sampling = Literal["fixed", "poisson"]
+
+
 @dataclass(frozen=True)
 class Device:
     """One participant.
@@ -39,7 +44,8 @@ class Device:
         speed: FLOP per second, if known.
         bandwidth: Bytes per second, if known.
         ratio: The share of the model that its bytes stand for, if they were given as one.
-        turn: How many devices were asked before it, in all rounds.
+        turn: How many devices were asked before it, in all rounds; where each is drawn by itself,
+            how many there were, so that it does not depend on the others.
         model: The model that its owner named for it, if any.
     """
 
@@ -76,6 +82,7 @@ class GroupConfig:
         ratio: Their share of the model; it becomes bytes unless these are given as well.
         model: A model of their own, by name, for methods whose devices may have different ones.
         profile: A listed kind of device, whose speed and bandwidth count where none are given.
+        rate: With Poisson sampling, how likely each is asked in a round; default: as all others.
     """
 
     count: int
@@ -86,8 +93,11 @@ class GroupConfig:
     ratio: float | None = None
     model: str | None = None
     profile: str | None = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise ConfigError(f"fleet.group.rate must be above 0 and at most 1, not {self.rate}")
         for name in ("speed", "bandwidth", "ratio"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -136,7 +146,7 @@ class FleetConfig:
 
     Attributes:
         devices: Size of the fleet when `group` is not used.
-        per_round: Devices sampled each round, without replacement.
+        per_round: Devices sampled each round.
         budgets: Dealt evenly over the devices, in order: the first share gets the first budget.
         ratios: Or shares of the model, dealt in the same way; they become bytes.
         scenario: Or one of FeDepth's scenarios, which are lists of ratios.
@@ -144,6 +154,10 @@ class FleetConfig:
         event: Devices that join or are upgraded in mid-run.
         profiles: Kinds of devices for the simulated clock: one for each budget, or one for all.
         deadline: Simulated seconds after which a round ends; later updates are refused.
+        attack: Devices that attack, in simulation.
+        sampling: How devices are sampled: `fixed` draws just `per_round`, without replacement; with
+            `poisson` each device is drawn by itself, and so many are expected, as accountants of
+            privacy assume.
     """
 
     devices: int = 20
@@ -155,6 +169,8 @@ class FleetConfig:
     event: tuple[EventConfig, ...] = ()
     profiles: tuple[str, ...] = ()
     deadline: float | None = None
+    attack: tuple[AttackConfig, ...] = ()
+    sampling: Sampling = "fixed"
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not self.deadline > 0:
@@ -170,6 +186,11 @@ class FleetConfig:
         if self.scenario is not None and self.scenario not in SCENARIOS:
             hint = nearest(self.scenario, SCENARIOS)
             raise ConfigError(f"unknown fleet.scenario {self.scenario!r}; {hint}")
+        if self.sampling == "fixed" and any(group.rate is not None for group in self.group):
+            raise ConfigError(
+                "fleet.group.rate is how likely a device is drawn by itself; set fleet.sampling = "
+                "'poisson', or leave it out"
+            )
         present = sum(group.count for group in self.group) or self.devices
         if self.per_round > present:
             raise ConfigError(
@@ -191,12 +212,14 @@ class Fleet:
         joins: The round (from 0) from which each group is there.
         upgrades: (round from 0, group index, devices of the group that change, bytes).
         per_round: Devices sampled each round.
+        sampling: How they are.
     """
 
     groups: tuple[GroupConfig, ...]
     per_round: int
     joins: tuple[int, ...]
     upgrades: tuple[tuple[int, int, int, int], ...] = ()
+    sampling: Sampling = "fixed"
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -230,7 +253,9 @@ class Fleet:
         return Device(number, name, memory, group.speed, group.bandwidth, ratio, model=model)
 
     def sample(self, seed: int, round_index: int) -> list[Device]:
-        """Draw the devices of a round without replacement, in ascending order of their numbers."""
+        """Draw the devices of a round, in ascending order of their numbers."""
+        if self.sampling == "poisson":
+            return [self.listed(number, round_index) for number in self._each(seed, round_index)]
         present = self.present(round_index)
         generator = python_generator(seed, "sample", round_index)
         numbers = sorted(generator.sample(range(present), min(self.per_round, present)))
@@ -239,6 +264,26 @@ class Fleet:
             replace(self.device(number, round_index), turn=before + position)
             for position, number in enumerate(numbers)
         ]
+
+    def _each(self, seed: int, round_index: int) -> Iterator[int]:
+        """Draw each device by itself: how many of a group that gives, then which."""
+        for start, group, join in zip(self.starts, self.groups, self.joins, strict=True):
+            if join <= round_index:
+                purpose = (seed, "sample", round_index, start)
+                rate = self.rate(start, round_index)
+                count = numpy_generator(*purpose).binomial(group.count, rate)
+                members = range(start, start + group.count)
+                yield from sorted(python_generator(*purpose).sample(members, int(count)))
+
+    def rate(self, number: int, round_index: int) -> float:
+        """Return how likely a device is asked in a round, where each is drawn by itself."""
+        own = self.groups[bisect_right(self.starts, number) - 1].rate
+        return min(1.0, self.per_round / self.present(round_index)) if own is None else own
+
+    def listed(self, number: int, round_index: int) -> Device:
+        """Make one device with the turn that it has where each is drawn by itself."""
+        turn = round_index * self.present(round_index) + number
+        return replace(self.device(number, round_index), turn=turn)
 
     def classes(self) -> Iterator[tuple[Device, int, int]]:
         """Yield one example device, the round it first appears in, and the number of its kind."""
@@ -308,7 +353,8 @@ def make_fleet(
     groups += [GroupConfig(e.join, e.memory, class_name(e.memory)) for e in joined]
     _check_names(groups)
     upgrades = [upgrade for event in config.event for upgrade in _upgrades(event, groups)]
-    return Fleet(tuple(groups), config.per_round, joins, tuple(sorted(upgrades)))
+    changes = tuple(sorted(upgrades))
+    return Fleet(tuple(groups), config.per_round, joins, changes, config.sampling)
 
 
 def _profiled(kinds: list[GroupConfig], profiles: Sequence[str]) -> list[GroupConfig]:

@@ -19,7 +19,7 @@ from sizewise.errors import ConfigError
 from sizewise.flower.connection import App, Connection, Place, Task
 from sizewise.flower.faults import Faults
 from sizewise.flower.node import make_app
-from sizewise.flower.runner import AGAIN, Stop, preload
+from sizewise.flower.runner import AGAIN, Stop, preload, reason_of
 
 log = logging.getLogger("sizewise.box")
 
@@ -30,6 +30,7 @@ class Outgoing:
 
     when: float
     node: Connection
+    task: Task
     reply: Message
     seconds: float
 
@@ -62,10 +63,10 @@ class Box:
             while not self._stop.asked:
                 try:
                     if not self._sweep():
-                        time.sleep(self._poll)
+                        self._stop.wait(self._poll)
                 except httpx.HTTPError as error:
-                    log.warning("%s; trying again in %g s", error, AGAIN)
-                    time.sleep(AGAIN)
+                    log.warning("%s; trying again in %g s", reason_of(error), AGAIN)
+                    self._stop.wait(AGAIN)
             for node in self._nodes.values():
                 node.leave()
 
@@ -113,8 +114,14 @@ class Box:
             log.exception("device %s failed", device, exc_info=error)
             failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>")
             reply = Message(failure, reply_to=task.message)
+        if fate.kind == "clock":
+            # What a machine would write whose clock is wrong.
+            reply.metadata.__dict__["_created_at"] += self._faults.jump
+            reply.metadata.__dict__["_ttl"] -= self._faults.jump
+        if fate.kind == "cut":
+            self._stop.wait(self._faults.seconds)
         now = time.monotonic()
-        sent = Outgoing(now + fate.delay, node, reply, now - start)
+        sent = Outgoing(now + fate.delay, node, task, reply, now - start)
         copies = {"lose": 0, "duplicate": 2}.get(fate.kind, 1)
         self._outgoing += [replace(sent) for _ in range(copies)]
 
@@ -125,7 +132,7 @@ class Box:
         self._outgoing = [each for each in self._outgoing if each.when > now]
         for each in due:
             try:
-                each.node.send(each.reply, each.seconds)
+                each.node.send(each.task, each.reply, each.seconds)
             except httpx.HTTPStatusError as error:
                 # The run is over, or it has the reply already: the node's work was in vain.
                 log.info("a reply was not taken: %s", error.response.text[:200])

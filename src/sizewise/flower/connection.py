@@ -8,6 +8,7 @@ forked at any time.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,10 @@ class Connection:
             )
             self.node = self._client.ActivateNode(request).node_id
         except httpx.HTTPStatusError as error:
+            advice = "register its key with `flwr supernode register`"
             raise EngineError(
                 f"the SuperLink at {self._place.superlink} does not take this node: "
-                f"{error.response.text[:300]}; register its key with `flwr supernode register`"
+                f"{error.response.text[:300]}; {wrong_clock(error.response) or advice}"
             ) from None
         self._beaten = time.monotonic()
 
@@ -238,8 +240,9 @@ class Connection:
         """Tell Flower what this process is a part of; no message can be made without."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = task.run, self.node, 1
 
-    def send(self, reply: Message, seconds: float) -> int:
-        """Send a reply, which took so long; return its bytes."""
+    def send(self, task: Task, reply: Message, seconds: float) -> int:
+        """Send the reply to a task, which took so long; return its bytes."""
+        date(reply, task, seconds)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         sent = 0
         with no_object_id_recompute():
@@ -276,3 +279,32 @@ class Connection:
         except (httpx.HTTPError, RuntimeError):
             pass
         self._client.close()
+
+
+def date(reply: Message, task: Task, seconds: float) -> None:
+    """Date a reply by the SuperLink's clock: the one of a board may have jumped.
+
+    A reply must not outlive what it replies to, and Flower tells so by the times of both.
+    """
+    asked, made = task.message.metadata, reply.metadata
+    made.__dict__["_created_at"] = asked.created_at + seconds
+    made.__dict__["_ttl"] = asked.ttl - seconds
+
+
+AHEAD, BEHIND = 5, 300
+"""Seconds by which a SuperLink lets the clocks of nodes be wrong that sign their requests."""
+
+
+def wrong_clock(response: httpx.Response) -> str:
+    """Return what to do about this machine's clock, if it is too wrong for a SuperLink; else ""."""
+    told = response.headers.get("date")
+    if told is None:
+        return ""
+    ahead = time.time() - parsedate_to_datetime(told).timestamp()
+    if -BEHIND < ahead < AHEAD:
+        return ""
+    where = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"the clock of this machine is {abs(ahead):,.0f} s {where} the SuperLink's, and may be "
+        f"{AHEAD} s ahead or {BEHIND} s behind; set it, for instance by `timedatectl set-ntp true`"
+    )

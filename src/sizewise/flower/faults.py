@@ -12,6 +12,9 @@ from sizewise.common.rng import python_generator
 from sizewise.common.structure import build
 from sizewise.errors import ConfigError
 
+KINDS = ("die", "lose", "late", "duplicate", "cut", "clock")
+"""What may happen to a message; `Faults` says how often."""
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -23,6 +26,9 @@ class Faults:
         late: The reply comes `seconds` later.
         seconds: How much later.
         duplicate: The reply comes twice.
+        cut: For `seconds` afterwards no node reaches the SuperLink, as while it restarts.
+        clock: The node's clock has jumped ahead when it makes the reply.
+        jump: By how many seconds.
         shuffle: Every reply waits for a random time of at most so many seconds: they are reordered.
         seed: Of all the draws.
     """
@@ -32,11 +38,14 @@ class Faults:
     late: float = 0.0
     seconds: float = 30.0
     duplicate: float = 0.0
+    cut: float = 0.0
+    clock: float = 0.0
+    jump: float = 3600.0
     shuffle: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares = (self.die, self.lose, self.late, self.duplicate)
+        shares = [getattr(self, kind) for kind in KINDS]
         if min(shares) < 0 or sum(shares) > 1 or min(self.seconds, self.shuffle) < 0:
             raise ConfigError(
                 f"faults are shares of messages, of at most 1 in all, and seconds, not {self}"
@@ -46,7 +55,7 @@ class Faults:
         """Return what happens to a device's message, given how many came before it."""
         generator = python_generator(self.seed, "faults", device, number)
         drawn, delay = generator.random(), generator.random() * self.shuffle
-        for kind in ("die", "lose", "late", "duplicate"):
+        for kind in KINDS:
             drawn -= getattr(self, kind)
             if drawn < 0:
                 return Fate(kind, delay + self.seconds * (kind == "late"))

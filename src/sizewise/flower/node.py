@@ -77,7 +77,9 @@ class Node:
             self._check(asked, parcel.size, context)
             runner, versions = self._runner(order, context), self._versions(order, context)
             known = versions.read(order["memory"]) if order["memory"] else {}
-            outcome = runner.work(runner.read_plan(asked), parcel.tensors(), known or {})
+            received = parcel.tensors()
+            del parcel, message.content["tensors"]  # A large model should not be here twice.
+            outcome = runner.work(runner.read_plan(asked), received, known or {})
             if isinstance(outcome, Update):
                 tensors, told, kept = outcome.tensors, outcome.sample_payload, outcome.device_state
                 version = versions.write(kept, order["memory"]) if kept else ""
@@ -87,6 +89,7 @@ class Node:
                 report = replace(report, refusal=outcome.reason)
         except SizewiseError as error:
             report = replace(report, refusal=str(error))
+        usage.give_back()  # Sending takes copies of the message, as much as training did.
         # Every record costs requests: what is empty is left out.
         parts = {"tensors": tensors, "sample_payload": told}
         packed = {name: wire.pack(part) for name, part in parts.items() if part}

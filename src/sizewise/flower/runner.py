@@ -27,7 +27,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from sizewise.flower import usage
-from sizewise.flower.connection import App, Connection, Task
+from sizewise.flower.connection import App, Connection, Task, wrong_clock
 from sizewise.flower.node import make_app
 
 log = logging.getLogger("sizewise.node")
@@ -59,6 +59,12 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until somebody asks."""
+        end = time.monotonic() + seconds
+        while not self.asked and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.5))
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -105,8 +111,8 @@ class Runner:
                     self._join()
                     self._serve()
                 except httpx.HTTPError as error:
-                    log.warning("%s; trying again in %g s", error, AGAIN)
-                    self._rest(AGAIN)
+                    log.warning("%s; trying again in %g s", reason_of(error), AGAIN)
+                    self._stop.wait(AGAIN)
             if self._job is not None:
                 os.kill(self._job.child, signal.SIGTERM)
                 os.waitpid(self._job.child, 0)
@@ -132,12 +138,7 @@ class Runner:
                 self._job = self._fork(task)
                 log.info("received %s of run %s", task.kind, task.run)
             else:
-                self._rest(self._poll)
-
-    def _rest(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._stop.asked and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, 0.5))
+                self._stop.wait(self._poll)
 
     def _fork(self, task: Task) -> Job:
         start = time.monotonic()
@@ -170,14 +171,14 @@ class Runner:
             reason = f"{type(error)}:<'{error}'>"
             failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
             reply = Message(failure, reply_to=task.message)
-        sent = self._connection.send(reply, time.monotonic() - start)
+        sent = self._connection.send(task, reply, time.monotonic() - start)
         log.info("answered %s with %s bytes", task.kind, f"{sent:,}")
 
     def _reap(self, job: Job) -> None:
         """See whether the child is done; if it died, say so in its place."""
         done, status, used = os.wait4(job.child, os.WNOHANG)
         if not done:
-            self._rest(REAPED)
+            self._stop.wait(REAPED)
             return
         self._job = None
         seconds, peak = time.monotonic() - job.start, used.ru_maxrss / 1e3
@@ -188,7 +189,13 @@ class Runner:
             log.error("%s", reason)
             self._connection.identify(job.task)
             failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-            self._connection.send(Message(failure, reply_to=job.task.message), seconds)
+            self._connection.send(job.task, Message(failure, reply_to=job.task.message), seconds)
+
+
+def reason_of(error: httpx.HTTPError) -> str:
+    """Return why a request failed, and whether it is the clock of this machine."""
+    clock = wrong_clock(error.response) if isinstance(error, httpx.HTTPStatusError) else ""
+    return f"{error}; {clock}" if clock else str(error)
 
 
 def start_logging() -> None:

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from sizewise import config as configs
 from sizewise.config import Config
 from sizewise.errors import TooFewUpdates
+from sizewise.fleet.attacks import refuse_attackers
 from sizewise.fleet.devices import GroupConfig, class_name
 from sizewise.flower.engine import FlowerEngine
 from sizewise.flower.roster import Member
@@ -85,6 +86,7 @@ def _opened(engine: FlowerEngine, config: Config, out: Path) -> Iterator[Federat
     """Yield the federation of a folder, new or not, once enough devices are there."""
     exists = (out / "config.toml").is_file()
     chosen = configs.load(out / "config.toml") if exists else config
+    refuse_attackers(chosen.fleet.attack)  # Before anybody is waited for.
     fleet, policy = chosen.fleet, chosen.engine.flower
     wanted = policy.nodes or sum(group.count for group in fleet.group) or fleet.devices
     engine.roster.expect(chosen)

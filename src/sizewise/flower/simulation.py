@@ -8,6 +8,7 @@ from typing import Any
 
 from sizewise.config import Config
 from sizewise.errors import ConfigError, EngineError
+from sizewise.fleet.attacks import refuse_attackers
 from sizewise.runs import preparation, session
 from sizewise.runs.federation import Observer, check_fleet
 
@@ -26,6 +27,7 @@ def run(config: Config, out: Path | None, observe: Observer) -> dict[str, Any]:
     """Run a federation on simulated Flower nodes, one for each device, and return the result."""
     check_installed()
     # What can be wrong shows now, before a hundred processes are there.
+    refuse_attackers(config.fleet.attack)
     setting = preparation.prepare(config)
     check_fleet(setting.method, setting.fleet, setting.start)
     folder = (out or session.new_name(config)).absolute()

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from sizewise.common.structure import format_bytes
 from sizewise.errors import ConfigError
 from sizewise.flower import metrics
-
-_LONGEST = 60
+from sizewise.report import tables
+from sizewise.report.fitted import Column, fitted
 
 
 @dataclass(frozen=True)
@@ -114,32 +116,26 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def text(status: Status) -> str:
     """Return a status as a table."""
-    head = (
-        "device",
-        "state",
-        "memory",
-        "merged",
-        "refused",
-        "down",
-        "up",
-        "seconds",
-        "last refusal",
-    )
-    rows = [head]
+    rows = []
     for each in status.devices:
         memory = "-" if each.memory is None else format_bytes(each.memory)
         traffic = format_bytes(each.bytes_down), format_bytes(each.bytes_up)
         counts = str(each.merged), str(each.refused)
-        reason = (each.reason or "")[:_LONGEST]
-        rows.append(
-            (str(each.device), each.state, memory, *counts, *traffic, f"{each.seconds:.1f}", reason)
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-    done = "finished" if status.finished else "under way"
-    shown = [f"{status.rounds} rounds done, {done}"]
-    shown += [
-        "  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
+        rest = (*counts, *traffic, f"{each.seconds:.1f}", each.reason or "")
+        rows.append((str(each.device), each.state, memory, *rest))
+    names = ("device", "state", "memory", "merged", "refused", "down", "up", "seconds", "why")
+    columns = [
+        Column(name, [row[number] for row in rows], right=name != "why", wraps=name == "why")
+        for number, name in enumerate(names)
     ]
-    shown += [f"node {node} is not in: {why}" for node, why in status.refused_nodes.items()]
-    return "\n".join(shown)
+
+    def show(console: Console) -> None:
+        console.print(
+            f"{status.rounds} rounds done, {'finished' if status.finished else 'under way'}"
+        )
+        for table in fitted(console.width, columns[:2], columns[2:]):
+            console.print(table)
+        for node, why in status.refused_nodes.items():
+            console.print(f"node {node} is not in: {why}", soft_wrap=True)
+
+    return tables.text(show)

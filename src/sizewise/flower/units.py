@@ -3,6 +3,9 @@
 They are beside the app, for people to copy and change; Flower does not pack them into the app.
 """
 
+import sys
+from importlib import metadata
+
 from sizewise import __version__
 
 _NODE = """\
@@ -76,15 +79,17 @@ WantedBy=multi-user.target
 
 _CONTAINER = """\
 # A node in a container:
-#   docker build -t sizewise-node deploy
+#   docker build -f deploy/Containerfile -t sizewise-node deploy
 #   docker run --memory 300m -v /etc/sizewise:/keys:ro sizewise-node --superlink SERVER:8000 \\
 #       --root-certificates /keys/ca.crt --auth-supernode-private-key /keys/node-3 \\
 #       --node-config "partition-id=3 memory='20MB'"
 # The container needs what a waiting node takes, the budget, and a reserve; a node for which that is
-# too little says how much it would be, and ends.
-FROM python:3.12-slim
-RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu \\
-    && pip install --no-cache-dir "sizewise[flower]=={version}"
+# too little says how much it would be, and ends. The server asks for its own versions, as here.
+FROM python:{python}-slim
+# A wheel beside this file, as `make release` builds it, is taken before the index is asked.
+COPY Containerfile sizewise-*.whl /wheels/
+RUN pip install --no-cache-dir torch=={torch} --index-url https://download.pytorch.org/whl/cpu \\
+    && pip install --no-cache-dir --find-links /wheels "sizewise[flower]=={version}"
 ENV FLWR_TELEMETRY_ENABLED=0 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 USER nobody
 ENTRYPOINT ["sizewise", "flower", "node"]
@@ -101,5 +106,9 @@ def files() -> dict[str, str]:
         "deploy/sizewise-superlink.service": _SUPERLINK.format(
             superlink=f"{_BIN}/flower-superlink"
         ),
-        "deploy/Containerfile": _CONTAINER.format(version=__version__),
+        "deploy/Containerfile": _CONTAINER.format(
+            version=__version__,
+            torch=metadata.version("torch").partition("+")[0],
+            python=".".join(map(str, sys.version_info[:2])),
+        ),
     }

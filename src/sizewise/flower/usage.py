@@ -67,6 +67,13 @@ def give_back_at_once() -> None:
         return
 
 
+def give_back() -> None:
+    """Return what was freed to the system, also the small pieces that lie between others."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def room(root: Path = Path("/")) -> int:
     """Return the bytes that tensors of a step may take here: what is left, but for the reserve."""
     return available(root) - RESERVE

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +48,15 @@ class Footprint:
     peak: int
     process: int | None
     not_known_for: str | None = None
+
+    def beside(self, resident: int) -> "Footprint":
+        """Return the same beside so many bytes of parameters that only lie there."""
+        return replace(
+            self,
+            parameters=self.parameters + resident,
+            peak=self.peak + resident,
+            process=None if self.process is None else self.process + resident,
+        )
 
 
 Transients = Mapping[int | None, int]

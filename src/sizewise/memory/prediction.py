@@ -12,7 +12,7 @@ the same on every machine, and `predict` gives exactly what a `Meter` around the
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from sizewise.torch_tools.hollow import Hollow, HollowMode, emptied
 from sizewise.torch_tools.placement import HOST
 from sizewise.torch_tools.remaking import as_parameter, plain_tensors, remade
 
-__all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict"]
+__all__ = ["Cost", "Footprint", "Meter", "OutOfBudget", "cost", "predict", "resident"]
 
 Step = Callable[..., object]
 """Called as step(module, optimizer, inputs, targets), and with anchors where they are asked for."""
@@ -52,6 +52,10 @@ class Cost:
 
     footprint: Footprint
     flops: int
+
+    def beside(self, resident: int) -> "Cost":
+        """Return what the step takes beside so many bytes of parameters that it does not touch."""
+        return replace(self, footprint=self.footprint.beside(resident))
 
 
 def predict(module: nn.Module, inputs: Any, targets: Any = None, **options: Any) -> Footprint:
@@ -106,6 +110,14 @@ def cost(
         raise
     except Exception as error:
         raise _refusal(module, blame(error, module)) from error
+
+
+def resident(module: nn.Module, device: torch.device = HOST) -> int:
+    """Return the bytes of a model's own tensors, each storage counted once."""
+    ledger = Ledger(device)
+    hollow = remade(module, partial(emptied, device=device))
+    ledger.record("parameters", hollow)
+    return ledger.live
 
 
 def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:

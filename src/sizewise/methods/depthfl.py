@@ -125,6 +125,11 @@ class DepthFL(Prefixwise):
 
     # ---- the server, after a round
 
+    def unclipped(self) -> str | None:
+        """Return that FedDyn counts devices; without it, the merge is the mean alone."""
+        counts = "FedDyn counts the devices that came; set method.feddyn = false"
+        return counts if self.options.feddyn else None
+
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state; with FedDyn, corrected where somebody trained."""
         counts = Counter[str]()

@@ -63,7 +63,8 @@ class HeteroFL(NestedWidths):
         Attributes:
             levels: Whether a device keeps its width, or draws one of the smaller ones each round.
             proportions: How often each of `widths` is drawn, in their order; default: equally.
-            scaler: Where a narrow model divides by its width while it trains; see `scaling`.
+            scaler: Where a narrow model divides by its width while it trains: before norms, or
+                after convolutions.
             mask_labels: Set the logits of classes that a device lacks to 0, and leave them out of
                 its update.
             slimmable: Train all narrower widths in every batch as well.
@@ -133,6 +134,11 @@ class HeteroFL(NestedWidths):
     def trainee(self, width: float) -> NestedWidth:
         """Return the submodel of a width; if it is slimmable, with all narrower ones inside."""
         return super().trainee(width) if self.options.slimmable else NestedWidth(width)
+
+    def unhidden(self) -> str | None:
+        """Return that the rows of its classes tell which a device has, if they are sent."""
+        told = "it sends the rows of its classes alone; set method.mask_labels = false"
+        return told if self.options.mask_labels else super().unhidden()
 
     # ---- the device
 

@@ -126,6 +126,10 @@ class InclusiveFL(Prefixwise):
 
     # ---- the server, after a round
 
+    def unclipped(self) -> str:
+        """Return that sizes count by who came."""
+        return "its server weighs sizes by the devices that came; use another method"
+
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state: a step for each size, then a mean over the sizes."""
         means: dict[Submodel, Merging] = {}

@@ -51,7 +51,7 @@ class Local(OwnModels):
 
         Attributes:
             sizes: Whether all devices have one model, or each the depth or width that it can hold.
-            exits: With depths, the number of blocks of each; see `Prefixwise.Options`.
+            exits: With depths, the number of blocks of each, as for depthfl.
         """
 
         sizes: Literal["one", "depth", "width"] = "one"

@@ -3,7 +3,7 @@
 Colours are names of a palette, so that one drawing suits light and dark pages and paper.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +95,17 @@ class Text:
 Shape = Line | Area | Box | Dot | Text
 
 
+@dataclass(frozen=True)
+class Hover:
+    """Shapes that a page shows while the pointer is over a rectangle; files do not have them."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    shapes: tuple[Shape, ...]
+
+
 @dataclass
 class Drawing:
     """Shapes on a sheet of some pixels, in the order in which they are drawn; y grows downwards.
@@ -105,9 +116,9 @@ class Drawing:
     width: float
     height: float
     label: str
-    shapes: list[Shape] = field(default_factory=list)
+    shapes: list[Shape | Hover] = field(default_factory=list)
 
-    def add(self, *shapes: Shape) -> None:
+    def add(self, *shapes: Shape | Hover) -> None:
         """Draw on top of what is there."""
         self.shapes += shapes
 
@@ -119,9 +130,14 @@ class Drawing:
             f'aria-label="{escape(self.label)}">{body}</svg>'
         )
 
+    @property
+    def _still(self) -> list[Shape]:
+        """What does not need a pointer."""
+        return [shape for shape in self.shapes if not isinstance(shape, Hover)]
+
     def standalone(self) -> str:
         """Return it as an SVG file that stands alone, on paper."""
-        text = self.svg(
+        text = replace(self, shapes=[*self._still]).svg(
             f'xmlns="http://www.w3.org/2000/svg" width="{_n(self.width)}" '
             f'height="{_n(self.height)}" font-family="Helvetica, Arial, sans-serif"'
         )
@@ -141,7 +157,7 @@ class Drawing:
             axes = figure.add_axes((0, 0, 1, 1))
             axes.set(xlim=(0, self.width), ylim=(self.height, 0))
             axes.axis("off")
-            for order, shape in enumerate(self.shapes):
+            for order, shape in enumerate(self._still):
                 _paint(axes, shape, order)
             figure.savefig(path, metadata={"CreationDate": None})
             pyplot.close(figure)
@@ -162,7 +178,11 @@ def _titled(tag: str, attributes: str, title: str) -> str:
     return f"<{tag} {attributes}><title>{escape(title)}</title></{tag}>"
 
 
-def _svg(shape: Shape) -> str:
+def _svg(shape: Shape | Hover) -> str:
+    if isinstance(shape, Hover):
+        place = _place(shape)
+        tip = "".join(_svg(part) for part in shape.shapes)
+        return f'<g class="hover"><rect {place} fill="transparent"/><g class="tip">{tip}</g></g>'
     colour = f"var(--{shape.colour})"
     if isinstance(shape, Line):
         dash = f' stroke-dasharray="{" ".join(map(_n, shape.dash))}"' if shape.dash else ""
@@ -188,10 +208,12 @@ def _svg(shape: Shape) -> str:
     if isinstance(shape, Dot):
         place = f'cx="{_n(shape.x)}" cy="{_n(shape.y)}" r="{_n(shape.radius)}"'
         return _titled("circle", f"{place} {paint}", shape.title)
-    place = (
-        f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"'
-    )
-    return _titled("rect", f"{place} {paint}", shape.title)
+    return _titled("rect", f"{_place(shape)} {paint}", shape.title)
+
+
+def _place(shape: Box | Hover) -> str:
+    size = f'width="{_n(shape.width)}" height="{_n(shape.height)}"'
+    return f'x="{_n(shape.x)}" y="{_n(shape.y)}" {size}'
 
 
 def _paint(axes: Any, shape: Shape, order: int) -> None:

@@ -61,12 +61,12 @@ class _Run:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed when read)
-        command = [sys.executable, "-P", "-m", "sizewise.cli"]
+        command = [sys.executable, "-P", "-m", "sizewise"]
         if (job.folder / "config.toml").exists():
             command += ["resume", str(job.folder)]
         else:
             job.folder.parent.mkdir(parents=True, exist_ok=True)
-            command += ["run", "/dev/stdin", "--out", str(job.folder)]
+            command += ["run", "-", "--out", str(job.folder)]
         self.process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
             command,
             stdin=subprocess.PIPE,

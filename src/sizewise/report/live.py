@@ -3,13 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from sizewise.report.comparison import Job, Outcome
+from sizewise.report.fitted import Column, fitted
 from sizewise.report.records import lines
 
 
@@ -34,7 +33,7 @@ class LiveTable:
     def update(self, running: Sequence[Job], done: Sequence[Outcome]) -> None:
         """Show how things stand."""
         if self._live is not None:
-            self._live.update(self.table(running, done), refresh=True)
+            self._live.update(self.table(running, done, self._live.console.width), refresh=True)
             return
         for outcome in done:
             name = str(outcome.job.folder)
@@ -43,19 +42,22 @@ class LiveTable:
                 said = f"{outcome.job.row}, seed {outcome.job.seed}: {_ended(outcome)}"
                 print(f"{said} ({len(done)} of {len(self._jobs)})", file=sys.stderr)
 
-    def table(self, running: Sequence[Job], done: Sequence[Outcome]) -> Table:
-        """Return the table."""
-        cells = {job.folder: "[dim]waiting[/]" for job in self._jobs}
+    def table(self, running: Sequence[Job], done: Sequence[Outcome], width: int) -> Group:
+        """Return the table, in parts where a line has too few characters for all seeds."""
+        cells = {job.folder: Text("waiting", "dim") for job in self._jobs}
         cells |= {job.folder: _under_way(job) for job in running}
-        cells |= {outcome.job.folder: escape(_ended(outcome)) for outcome in done}
-        seeds = list(dict.fromkeys(job.seed for job in self._jobs))
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=f"{len(done)} of {len(cells)} done")
-        table.add_column("")
-        for seed in seeds:
-            table.add_column(f"seed {seed}", min_width=18)
-        for row in dict.fromkeys(job.row for job in self._jobs):
-            table.add_row(row, *(cells[job.folder] for job in self._jobs if job.row == row))
-        return table
+        cells |= {outcome.job.folder: Text(_ended(outcome)) for outcome in done}
+        rows = list(dict.fromkeys(job.row for job in self._jobs))
+        seeds: dict[int, list[Text]] = {}
+        for row in rows:
+            for job in (job for job in self._jobs if job.row == row):
+                seeds.setdefault(job.seed, []).append(cells[job.folder])
+        columns = [
+            Column(f"seed {seed}", each, right=False, wraps=True) for seed, each in seeds.items()
+        ]
+        first = [Column("", rows, right=False)]
+        caption = f"{len(done)} of {len(cells)} done"
+        return Group(*fitted(width, first, columns, caption=caption))
 
 
 def _ended(outcome: Outcome) -> str:
@@ -66,10 +68,10 @@ def _ended(outcome: Outcome) -> str:
     return f"{outcome.result['accuracy']:.1%}{best} in {outcome.result['seconds']:.0f} s"
 
 
-def _under_way(job: Job) -> str:
+def _under_way(job: Job) -> Text:
     history = list(lines(job.folder / "history.jsonl"))
     if not history:
-        return "starting"
+        return Text("starting")
     scores = [line["accuracy"] for line in history if "accuracy" in line]
-    score = f"{scores[-1]:.1%}  " if scores else ""
-    return f"{score}[dim]round {history[-1]['round']} of {job.config.rounds}[/]"
+    rounds = (f"round {history[-1]['round']} of {job.config.rounds}", "dim")
+    return Text.assemble(f"{scores[-1]:.1%}  " if scores else "", rounds)

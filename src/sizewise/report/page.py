@@ -1,6 +1,5 @@
 """The report: one HTML file that needs nothing else, neither a server nor a network."""
 
-import base64
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,9 +12,12 @@ from sizewise.report import (
     benefit,
     budgets,
     curves,
+    details,
     label_grid,
+    markup,
     pieces,
     records,
+    remarks,
     sizes,
     summary,
 )
@@ -24,8 +26,9 @@ from sizewise.report.drawing import DARK, PALETTE
 from sizewise.report.records import COSTS, Run, by_row
 from sizewise.report.summary import Row, summarise
 
-# Nothing may be fetched, not even by mistake.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# Nothing may be fetched, not even by mistake, and no script may run: the values at the pointer are
+# in the page already, and CSS shows them.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def rows_of(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> list[Row]:
@@ -45,6 +48,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     """Return all figures of a report."""
     found = [
         *curves.charts(runs),
+        curves.loss(runs),
         sizes.chart(runs),
         benefit.chart(runs),
         budgets.chart(runs),
@@ -82,26 +86,36 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def html(runs: Sequence[Run], failures: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the whole page."""
+def html(
+    runs: Sequence[Run], failures: Sequence[tuple[str, str]] = (), refresh: int | None = None
+) -> str:
+    """Return the whole page; one that is to be asked for again after some seconds says so."""
     rows = rows_of(runs, failures)
     figures = {chart.name: chart for chart in charts(runs)}
     title = headline(rows, runs)
-    tabs = [figure for name, figure in figures.items() if name in _tab_names()]
-    rest = [figure for name, figure in figures.items() if name not in _tab_names()]
+    tabs = [figure for name, figure in figures.items() if name in tab_names()]
+    rest = [figure for name, figure in figures.items() if name not in tab_names()]
     parts = [
         _header(title, rows, runs),
         _table(rows) if len(rows) > 1 or rows[0].note else "",
         _tabs(tabs, runs[0].metric.capitalize()),
-        *(_section(figure) + _cuts(figure, runs) + _reasons(figure, runs) for figure in rest),
-        _details(runs),
+        *(_section(figure, remarks.below(figure.name, runs)) for figure in rest),
+        details.section(runs),
+        "<footer>Made by sizewise from the run folders. Everything is in this file; it asks for "
+        "nothing from the network.</footer>",
     ]
+    return document(title, "".join(parts), refresh)
+
+
+def document(title: str, content: str, refresh: int | None = None) -> str:
+    """Return a page with this content, which nothing outside of it can change."""
+    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh}">'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">{again}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
-        f"<style>{_style()}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+        f"<style>{_style()}</style></head><body><main>{content}</main></body></html>\n"
     )
 
 
@@ -137,7 +151,9 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
     config, fleet = first.config, first.config["fleet"]
     devices = first.partition.get("devices", fleet.get("devices", 0))
     seeds = len({run.seed for run in runs})
-    many = f"{len(rows)} methods, " if len(rows) > 1 else ""
+    methods = len({run.config["method"]["name"] for run in runs})
+    what = "methods" if methods >= len(rows) else "rows"
+    many = f"{len(rows)} {what}, " if len(rows) > 1 else ""
     rounds = len(first.history)
     ended = "" if rounds == config["rounds"] else f" of {config['rounds']}"
     deck = (
@@ -159,12 +175,24 @@ def _header(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> str:
         "on devices": format_flops(sum(row.flops * len(row.seeds) for row in rows)),
         "updates merged": f"{trained:,} of {asked:,}",
         "largest peak": format_bytes(max(row.peak for row in rows)),
+        **_private(runs),
     }
-    cells = "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
     return (
         f'<header><p class="kicker sans">sizewise report</p><h1>{escape(title)}</h1>'
-        f'<p class="deck">{escape(deck)}</p><dl class="facts">{cells}</dl></header>'
+        f'<p class="deck">{escape(deck)}</p>{markup.facts(facts)}</header>'
     )
+
+
+def _private(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what the rounds of private runs have spent."""
+    last = [run.history[-1]["privacy"] for run in runs if "privacy" in run.history[-1]]
+    if not last:
+        return {}
+    spent = sorted(max(line["epsilon"].values()) for line in last)
+    shown = f"{spent[0]:.3g}" if len(spent) == 1 else f"{spent[0]:.3g} to {spent[-1]:.3g}"
+    some = "" if len(last) == len(runs) else f" in {len(last)} of {len(runs)} runs"
+    deltas = " or ".join(f"{delta:g}" for delta in sorted({line["delta"] for line in last}))
+    return {f"epsilon, delta {deltas}": f"{shown}{some}"}
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -174,9 +202,9 @@ def _table(rows: Sequence[Row]) -> str:
     seeds = list(dict.fromkeys(seed for row in rows for seed in row.seeds))
     words = escape(summary.meaning(rows))
     links = [
-        _link("table.csv", "text/csv", summary.comma_separated(rows, seeds), "Table (CSV)"),
-        _link("table.md", "text/markdown", summary.markdown(rows), "Markdown"),
-        _link("table.tex", "text/plain", summary.latex(rows), "LaTeX"),
+        markup.saved("table.csv", "text/csv", summary.comma_separated(rows, seeds), "Table (CSV)"),
+        markup.saved("table.md", "text/markdown", summary.markdown(rows), "Markdown"),
+        markup.saved("table.tex", "text/plain", summary.latex(rows), "LaTeX"),
     ]
     return (
         '<section id="table"><h2>The table</h2><p class="note">Accuracy is the mean over the '
@@ -186,7 +214,8 @@ def _table(rows: Sequence[Row]) -> str:
     )
 
 
-def _tab_names() -> dict[str, str]:
+def tab_names() -> dict[str, str]:
+    """Return the charts that share a place, with the words on their tabs."""
     return {f"accuracy-{key.replace('_', '-')}": words for key, words in COSTS.items()}
 
 
@@ -194,7 +223,7 @@ def _tabs(figures: Sequence[Chart], metric: str) -> str:
     buttons, panels = "", ""
     for number, figure in enumerate(figures):
         checked = " checked" if number == 0 else ""
-        name, words = figure.name, _tab_names()[figure.name]
+        name, words = figure.name, tab_names()[figure.name]
         buttons += f'<input type="radio" name="cost" id="{name}"{checked}>'
         buttons += f'<label for="{name}">{escape(words)}</label>'
         panels += f'<figure class="panel-{name}">{_figure(figure)}</figure>'
@@ -204,10 +233,10 @@ def _tabs(figures: Sequence[Chart], metric: str) -> str:
     )
 
 
-def _section(chart: Chart) -> str:
+def _section(chart: Chart, below: str) -> str:
     return (
         f'<section id="{chart.name}"><h2>{escape(chart.title)}</h2>'
-        f"<figure>{_figure(chart)}</figure></section>"
+        f"<figure>{_figure(chart)}</figure>{below}</section>"
     )
 
 
@@ -215,77 +244,17 @@ def _figure(chart: Chart) -> str:
     wide = chart.draw(WIDE)
     both = wide.svg('class="wide"') + chart.draw(NARROW).svg('class="narrow"')
     links = [
-        _link(f"{chart.name}.csv", "text/csv", chart.csv(), "Data (CSV)"),
-        _link(f"{chart.name}.svg", "image/svg+xml", wide.standalone(), "Figure (SVG)"),
+        markup.saved(f"{chart.name}.csv", "text/csv", chart.csv(), "Data (CSV)"),
+        markup.saved(f"{chart.name}.svg", "image/svg+xml", wide.standalone(), "Figure (SVG)"),
     ]
     return f'<p class="note">{escape(chart.note)}</p>{both}<p class="data">{" · ".join(links)}</p>'
-
-
-def _link(name: str, kind: str, content: str, words: str) -> str:
-    data = base64.b64encode(content.encode()).decode()
-    return f'<a download="{name}" href="data:{kind};charset=utf-8;base64,{data}">{words}</a>'
-
-
-def _cuts(figure: Chart, runs: Sequence[Run]) -> str:
-    """Return how much of the model shrinks with the width, below the figure of the pieces."""
-    said = {name: some[0].cuts for name, some in by_row(runs).items() if some[0].cuts is not None}
-    if figure.name != "pieces" or not said:
-        return ""
-    body = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(cuts))}</dd>" for name, cuts in said.items()
-    )
-    return f'<h3>What becomes smaller with the width</h3><dl class="reasons">{body}</dl>'
-
-
-def _reasons(figure: Chart, runs: Sequence[Run]) -> str:
-    """Return why devices were refused, below the figure that shows who was."""
-    found = attendance.reasons(runs)
-    if figure.name != "participation" or not found:
-        return ""
-    body = ""
-    for (row, group, reason), times in found[:_REASONS]:
-        who = f"{row}, {group}, {times} times"
-        body += f"<dt>{escape(who)}</dt><dd>{escape(reason)}</dd>"
-    more = len(found) - _REASONS
-    left = f'<p class="note">and {more} more, in updates.jsonl</p>' if more > 0 else ""
-    return f'<h3>Why devices were refused</h3><dl class="reasons">{body}</dl>{left}'
-
-
-_REASONS = 20
-
-
-def _details(runs: Sequence[Run]) -> str:
-    configs = "".join(
-        f"<details><summary>Config of {escape(name)}</summary>"
-        f"<pre>{escape((some[0].folder / 'config.toml').read_text(encoding='utf-8'))}</pre>"
-        f"</details>"
-        for name, some in by_row(runs).items()
-    )
-    facts = {**runs[0].environment, "folders": ", ".join(str(run.folder) for run in runs)}
-    hashes = {
-        f"{run.row}, seed {run.seed}": run.result["state_sha256"] for run in runs if run.result
-    }
-    lists = "".join(
-        f"<details><summary>{words}</summary><dl class='list'>"
-        + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries.items())
-        + "</dl></details>"
-        for words, entries in (("Environment", facts), ("Hash of the final weights", hashes))
-        if entries
-    )
-    return (
-        f'<section id="details"><h2>Config and environment</h2>{configs}{lists}</section>'
-        "<footer>Made by sizewise from the run folders. Everything is in this file; it asks for "
-        "nothing from the network.</footer>"
-    )
 
 
 def _style() -> str:
     def variables(palette: dict[str, str]) -> str:
         return "".join(f"--{name}:{colour};" for name, colour in palette.items())
 
-    tabs = "".join(
-        f"#{name}:checked ~ .panel-{name} {{ display: block; }}" for name in _tab_names()
-    )
+    tabs = "".join(f"#{name}:checked ~ .panel-{name} {{ display: block; }}" for name in tab_names())
     return (
         f":root {{ {variables(PALETTE)} }}"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from sizewise.errors import CheckpointError
+from sizewise.errors import CheckpointError, NothingToShow
 from sizewise.runs import cuts
 from sizewise.runs.cuts import Cuts
 
@@ -29,9 +29,9 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation: an accuracy, and what had been spent by then, by the keys of `COSTS`."""
+    """What was measured, and what had been spent by then, by the keys of `COSTS`."""
 
-    accuracy: float
+    value: float
     costs: dict[str, float]
 
 
@@ -75,17 +75,21 @@ class Run:
 
     @cached_property
     def points(self) -> list[Point]:
-        """The evaluations, in order."""
+        """The scores of the evaluations, in order."""
+        return self.measured("accuracy")
+
+    def measured(self, key: str) -> list[Point]:
+        """Return one of the figures of the history, in order, from the rounds that have it."""
         spent: dict[str, list[float]] = {"round": [line["round"] for line in self.history]}
-        for key in ("flops", "seconds", "device_seconds"):
-            if any(key in line for line in self.history):
-                spent[key] = list(accumulate(line.get(key, 0.0) for line in self.history))
+        for cost in ("flops", "seconds", "device_seconds"):
+            if any(cost in line for line in self.history):
+                spent[cost] = list(accumulate(line.get(cost, 0.0) for line in self.history))
         sent = (line["bytes_up"] + line["bytes_down"] for line in self.history)
         spent["sent"] = list(accumulate(sent))
         return [
-            Point(line["accuracy"], {key: values[place] for key, values in spent.items()})
+            Point(line[key], {cost: values[place] for cost, values in spent.items()})
             for place, line in enumerate(self.history)
-            if "accuracy" in line
+            if line.get(key) is not None
         ]
 
     def totals(self) -> dict[str, Any]:
@@ -100,7 +104,7 @@ class Run:
             for key in ("bytes_up", "bytes_down", "flops", "seconds")
         }
         return {
-            "accuracy": self.points[-1].accuracy,
+            "accuracy": self.points[-1].value,
             "sizes": self.sizes,
             "steps": sum(line["steps"] for line in merged),
             "peak_bytes": peaks,
@@ -163,8 +167,30 @@ def _read(path: Path) -> Iterator[Run]:
             raise CheckpointError(f"no run of the comparison {str(path)!r} got to its end")
         for entry in done:
             yield _read_run(path / entry["folder"], entry["row"])
+    elif inside := under_way(path):
+        begun = [run for folder in inside if (run := _begun(folder)) is not None]
+        if not begun:
+            raise NothingToShow(f"no run of the comparison {str(path)!r} has been evaluated yet")
+        yield from begun
     else:
         yield _read_run(path, None)
+
+
+def under_way(path: Path) -> list[Path]:
+    """Return the run folders of a comparison that is not done; none if it is something else."""
+    if (path / COMPARISON).is_file() or (path / "config.toml").is_file() or not path.is_dir():
+        return []
+    # Runs of a comparison are named by their row and seed; those of a user, by date and data.
+    named = (one for one in path.iterdir() if one.name.rpartition("-")[2].isdecimal())
+    return sorted(one for one in named if (one / "config.toml").is_file())
+
+
+def _begun(folder: Path) -> Run | None:
+    """Return a run of a comparison; None before its first evaluation."""
+    try:
+        return _read_run(folder, folder.name.rpartition("-")[0])
+    except NothingToShow:
+        return None
 
 
 def _read_run(path: Path, row: str | None) -> Run:
@@ -176,7 +202,7 @@ def _read_run(path: Path, row: str | None) -> Run:
     config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     history = list(lines(path / "history.jsonl"))
     if not any("accuracy" in line for line in history):
-        raise CheckpointError(
+        raise NothingToShow(
             f"no round of {str(path)!r} has been evaluated yet; "
             f"go on with `sizewise resume {shlex.quote(str(path))}`"
         )

@@ -53,6 +53,12 @@ def unit(cost: str, high: float) -> tuple[str, float]:
     return next((u for u in units if high >= 1.5 * u[1]), units[-1])
 
 
+def amount(cost: str, value: float) -> str:
+    """Return a value of a cost with its unit, or with the word for it."""
+    name, size = unit(cost, value)
+    return f"{number(float(f'{value / size:.3g}'))} {name}" if name else f"{cost} {number(value)}"
+
+
 def number(value: float) -> str:
     """Return a number on an axis."""
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"

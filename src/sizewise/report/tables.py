@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from sizewise.common.structure import format_bytes, format_flops
-from sizewise.report.summary import Column, Row, cells, columns, meaning
+from sizewise.privacy.config import PrivacyConfig
+from sizewise.report.advice import PAGE, Advice
+from sizewise.report.fitted import Column, fitted
+from sizewise.report.summary import Row, columns, meaning
 from sizewise.runs.cuts import Cuts, read
 from sizewise.runs.federation import Federation
 from sizewise.runs.ranking import ranking
@@ -32,10 +33,23 @@ def announce(federation: Federation) -> None:
         f"round, norm policy {config.recipe.norm}; devices disclose: {disclosed}; "
         f"{'budgets are ignored; ' if method.options.ignores_budgets else ''}"
         f"{kept}"
+        f"{f'{federation.attackers}; ' if federation.attackers.attacks else ''}"
+        f"{_private(config.privacy)}"
         f"run folder {federation.folder.path}"
         f"{f'{chr(10)}{cuts}' if cuts else ''}"
         f"{f'{chr(10)}caution: {method.caution}' if method.caution else ''}"
     )
+
+
+SIMULATED = "; a simulation: privacy.seed tells the noise"
+
+
+def _private(privacy: PrivacyConfig | None) -> str:
+    if privacy is None:
+        return ""
+    target = "" if privacy.epsilon is None else f" for an epsilon of {privacy.epsilon:g}"
+    simulated = "" if privacy.seed is None else SIMULATED
+    return f"updates clipped at {privacy.clip:g}, noise {privacy.noise:.4g}{target}{simulated}; "
 
 
 def announce_changes(federation: Federation) -> None:
@@ -46,24 +60,9 @@ def announce_changes(federation: Federation) -> None:
 
 def show_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a finished run: its models, its device classes, who was refused."""
-    console = console or Console(highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("class")
-    table.add_column("budget", justify="right")
-    table.add_column("metered peak", justify="right")
-    table.add_column("share of budget", justify="right")
-    validation = result["validation"] or {}
-    classes = validation.get("classes", {})
-    for name in ("devices", "accuracy %", "worst 10 %") if classes else ():
-        table.add_column(name, justify="right")
-    refused = {refusal["group"] for refusal in result["refused"]}
-    for group, budget in result["budget_bytes"].items():
-        peak = result["peak_bytes"][group]
-        idle = "refused" if group in refused else "not sampled"
-        share = f"{peak / budget:.0%}" if peak and budget else ""
-        served = _served(classes[group]) if group in classes else ()
-        table.add_row(group, _bytes(budget, "unlimited"), _bytes(peak, idle), share, *served)
-    console.print(table)
+    console = console or Console(highlight=False, markup=False)
+    for table in _classes(result, console.width):
+        console.print(table)
     sizes = list(result["sizes"].items())
     if len(sizes) > 1:
         shown = ", ".join(f"{size} {accuracy:.1%}" for size, accuracy in sizes[:12])
@@ -83,8 +82,16 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
         console.print(
             f"perplexity {value:,.1f} ({size})" if value else f"perplexity unknown ({size})"
         )
-    if validation:
-        _show_validation(validation, result["best_round"], console)
+    if result["validation"]:
+        _show_validation(result["validation"], result["best_round"], console)
+    if spent := result.get("privacy"):
+        said = f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}, for each device"
+        console.print(f"private   {said}{SIMULATED if spent['repeatable'] else ''}", soft_wrap=True)
+    if samples := result.get("sample_privacy"):
+        each = ", ".join(f"{name} {found:.3g}" for name, found in samples["epsilon"].items())
+        known = "; a simulation: recipe.sample_seed tells the noise"
+        said = f"samples   epsilon {each} at delta {samples['delta']:g}"
+        console.print(f"{said}{known if samples['repeatable'] else ''}", soft_wrap=True)
     if result["stopped"]:
         said = f"stopped   after round {result['rounds']}: {result['stopped']}"
         console.print(said, soft_wrap=True)
@@ -92,6 +99,27 @@ def show_result(result: Mapping[str, Any], console: Console | None = None) -> No
     console.print(f"sent      {up} up, {down} down, {format_flops(result['flops'])} on devices")
     console.print(f"time      {result['seconds']:.1f} s for {result['rounds']} rounds")
     console.print(f"folder    {result['run_dir']}", soft_wrap=True)
+
+
+def _classes(result: Mapping[str, Any], width: int) -> list[Table]:
+    """Return what each device class took and, where devices validate, what it got."""
+    refused = {refusal["group"] for refusal in result["refused"]}
+    served = (result["validation"] or {}).get("classes", {})
+    budgets, peaks = result["budget_bytes"], result["peak_bytes"]
+    idle = {group: "refused" if group in refused else "not sampled" for group in budgets}
+    shares = [
+        f"{peaks[g] / bytes_:.0%}" if peaks[g] and bytes_ else "" for g, bytes_ in budgets.items()
+    ]
+    columns = [
+        Column("budget", [_bytes(budget, "unlimited") for budget in budgets.values()]),
+        Column("metered peak", [_bytes(peaks[group], idle[group]) for group in budgets]),
+        Column("share of budget", shares),
+    ]
+    if served:
+        figures = [_served(served[group]) if group in served else ("", "", "") for group in budgets]
+        names = ("devices", "accuracy %", "worst 10 %")
+        columns += [Column(name, [each[n] for each in figures]) for n, name in enumerate(names)]
+    return fitted(width, [Column("class", list(budgets), right=False)], columns)
 
 
 def _served(figures: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,29 +147,36 @@ def show_plan(
     rows: Sequence[Mapping[str, Any]], cuts: Cuts | None = None, console: Console | None = None
 ) -> None:
     """Print what `preview.rows_and_cuts` gives, stage by stage where there are several."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("class")
-    table.add_column("devices", justify="right")
-    table.add_column("trains")
-    for name in ("budget", "needs", "down", "up", "steps", "GFLOP"):
-        table.add_column(name, justify="right", no_wrap=True)
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         what = "nothing" if row["refused"] else row["size"]
         head = (row["group"], f"{row['devices']:,}", what, _bytes(row["budget"], "any"))
         sent = (format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]))
-        work = () if row["refused"] else (*sent, f"{row['steps']:,}", f"{row['flops'] / 1e9:,.3g}")
-        table.add_row(*head, format_bytes(row["predicted"]), *work)
+        work = (*sent, f"{row['steps']:,}", f"{row['flops'] / 1e9:,.3g}")
+        lines.append((*head, format_bytes(row["predicted"]), *(_NONE if row["refused"] else work)))
         if not row["refused"] and row["levers"]:
-            table.add_row("", "", f"  {row['levers']}: {row['more_flops']:.2f} times the FLOPs")
+            said = f"  {row['levers']}: {row['more_flops']:.2f} times the FLOPs"
+            lines.append(("", "", said, "", "", *_NONE))
         for stage in row["stages"] if len(row["stages"]) > 1 else ():
             needs = format_bytes(stage["bytes"]["peak"])
             numbers = (f"{stage['steps']:,}", f"{stage['flops'] / 1e9:,.3g}")
-            table.add_row("", "", f"  {stage['name']}", "", needs, "", "", *numbers)
+            lines.append(("", "", f"  {stage['name']}", "", needs, "", "", *numbers))
+    names = ("class", "devices", "trains", "budget", "needs", "down", "up", "steps", "GFLOP")
+    columns = [
+        Column(name, cells, right=name not in ("class", "trains"), wraps=name == "trains")
+        for name, cells in zip(names, zip(*lines, strict=True), strict=True)
+    ]
     console = console or _console()
-    console.print(table)
-    for said in (None if cuts is None else str(cuts), rows[0]["blocks"] if rows else None):
-        if said is not None:
-            console.print(said, soft_wrap=True)
+    for table in fitted(console.width, columns[:3], columns[3:]):
+        console.print(table)
+    merge = rows[0]["merge"] if rows else None
+    for words in (
+        None if cuts is None else str(cuts),
+        rows[0]["blocks"] if rows else None,
+        None if merge is None else merge["said"],
+    ):
+        if words is not None:
+            console.print(words, soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
@@ -154,19 +189,55 @@ def show_varied(
 
     `least` are the fewest bytes that a step can be taken in, with all levers of the recipe.
     """
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("with", "class", "trains"):
-        table.add_column(name)
-    for name in ("budget", "needs", "least", "down", "up", "GFLOP"):
-        table.add_column(name, justify="right", no_wrap=True)
+    lines: list[tuple[str, ...]] = []
     for values, rows in varied.items():
         for row in rows:
             head = (values, row["group"], "nothing" if row["refused"] else row["size"])
             least = row["predicted"] if row["refused"] else row["least"]
             sizes = (row["predicted"], least, row["bytes_down"], row["bytes_up"])
-            shown = [_bytes(row["budget"], "any"), *map(format_bytes, sizes)]
-            table.add_row(*head, *shown, f"{row['flops'] / 1e9:,.3g}")
-    (console or _console()).print(table)
+            shown = (_bytes(row["budget"], "any"), *map(format_bytes, sizes))
+            lines.append((*head, *shown, f"{row['flops'] / 1e9:,.3g}"))
+    names = ("with", "class", "trains", "budget", "needs", "least", "down", "up", "GFLOP")
+    columns = [
+        Column(name, cells, right=number > 2)
+        for number, (name, cells) in enumerate(zip(names, zip(*lines, strict=True), strict=True))
+    ]
+    console = console or _console()
+    for table in fitted(console.width, columns[:3], columns[3:]):
+        console.print(table)
+
+
+def show_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print what methods would do on a fleet, and which one to use."""
+    board, console = advice.board, console or _console()
+    heads = ("reach %", "needs", "sent a round", "FLOP a round", "time a round")
+    lines = []
+    for fit in advice.fits:
+        there = fit.elsewhere
+        time = "unknown" if fit.seconds is None else f"{fit.seconds:,.3g} s"
+        costs = (format_bytes(fit.peak), format_bytes(fit.sent), format_flops(fit.flops), time)
+        worst = "" if there is None or there.worst is None else f"{100 * there.worst:.1f}"
+        reached = ("" if there is None else f"{100 * there.accuracy:.1f}", worst)
+        lines.append((fit.name, f"{100 * fit.reach:.0f}", *costs, *reached))
+    names, *figures = [
+        Column(head, cells, right=head != "method")
+        for head, cells in zip(
+            ("method", *heads, "there: %", "worst class %"), zip(*lines, strict=True), strict=True
+        )
+    ]
+    for table in fitted(console.width, [names], figures):
+        console.print(table)
+    said = [
+        f"A plain training step of the whole model takes {format_bytes(advice.whole)}. There: "
+        f"{board.title}, {board.fleet_title}, the fleet of the leaderboard that is most like this "
+        f"one ({PAGE}; distance {advice.distance:.2f} of 1, see docs/advise.md); data and models "
+        f"are others."
+    ]
+    said += [f"{name}: {why}" for name, why in advice.refused.items()]
+    if advice.left:
+        said.append(f"Not planned for want of time (--patience): {'; '.join(advice.left)}.")
+    for sentence in (*said, advice.reason()):
+        console.print(sentence, soft_wrap=True)
 
 
 def show_export(facts: Mapping[str, Any]) -> None:
@@ -186,7 +257,7 @@ def show_export(facts: Mapping[str, Any]) -> None:
 def show_comparison(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Print the table of a comparison, and where its files are."""
     console = console or _console()
-    for table in comparison_tables(rows, console):
+    for table in comparison_tables(rows, console.width):
         console.print(table)
     if words := meaning(rows):
         console.print(words, soft_wrap=True)
@@ -198,39 +269,18 @@ def show_comparison(rows: Sequence[Row], folder: Path, console: Console | None =
         console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
-def comparison_tables(rows: Sequence[Row], console: Console) -> list[Table]:
-    """Return the table of a comparison; where it is too wide, several that are not.
-
-    What was reached comes first, then what it cost. Cells of several may go on in the next line,
-    but no word is broken.
-    """
-    chosen = columns(rows)
-
-    def needs(part: Sequence[Column]) -> Measurement:
-        uncut = console.options.update(max_width=UNCUT)
-        return console.measure(_comparison_table(rows, part), options=uncut)
-
-    if needs(chosen).maximum <= console.width:
-        return [_comparison_table(rows, chosen)]
-    parts: list[list[Column]] = []
-    for cost in (False, True):
-        parts.append([])
-        for column in (column for column in chosen if column.cost == cost):
-            if parts[-1] and needs([*parts[-1], column]).minimum > console.width:
-                parts.append([])
-            parts[-1].append(column)
-    return [_comparison_table(rows, part) for part in parts]
+def comparison_tables(rows: Sequence[Row], width: int) -> list[Table]:
+    """Return what was reached, then what it cost: in one table where there is room for it."""
+    groups: dict[bool, list[Column]] = {False: [], True: []}
+    for column in columns(rows):
+        cells = [column.cell(row) if row.accuracy else "-" for row in rows]
+        groups[column.cost].append(Column(column.head, cells, wraps=True))
+    names = Column("", [row.name for row in rows], right=False)
+    return fitted(width, [names], *groups.values())
 
 
-def _comparison_table(rows: Sequence[Row], chosen: Sequence[Column]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for column in chosen:
-        table.add_column(column.head, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(row.name, *(cells(row, chosen) if row.accuracy else ["-"] * len(chosen)))
-    return table
-
+_NONE = ("", "", "", "")
+"""What a plan says of traffic and work where there is none."""
 
 UNCUT = 1000
 """Columns of what is not a terminal: a file has no edge at which to cut a table."""

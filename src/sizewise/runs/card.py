@@ -42,9 +42,48 @@ that repeats it.
 
 ## Limits
 
-It is as good as its test set says, on data like it, and no more is known. Updates of devices can
-tell about their data: nothing was done here to hide that unless the config says so.
+It is as good as its test set says, on data like it, and no more is known. {_hidden(facts)}
 """
+
+
+def _hidden(facts: Mapping[str, Any]) -> str:
+    """Return what the model may tell of devices and their samples."""
+    return _privacy(facts) + _samples_privacy(facts)
+
+
+def _privacy(facts: Mapping[str, Any]) -> str:
+    """Return what the model may tell of a device."""
+    spent = facts["privacy"]
+    if spent is None:
+        return "The model can tell about the\ndata of devices: nothing was done here to hide that."
+    who = spent["accountant"]
+    each = ", ".join(f"{name} {found[who]:.3g}" for name, found in spent["classes"].items())
+    simulated = (
+        "\nIts noise follows from `privacy.seed`, so this was a simulation: whoever knows that "
+        "number can take it off."
+    )
+    return f"""It is
+
+- differentially private for devices: **epsilon {spent["epsilon"]:.4g}, delta {spent["delta"]:g}**,
+- by device class: {each},
+- from {spent["releases"]} releases with a noise multiplier of {spent["noise"]:.4g}, added up by the
+  accountant {who.upper()} of dp-accounting.
+
+That is so of the model and of all rounds before it, not of the logs in the run folder.\
+{simulated if spent["repeatable"] else ""}"""
+
+
+def _samples_privacy(facts: Mapping[str, Any]) -> str:
+    """Return what devices hid of their single samples."""
+    spent = facts["sample_privacy"]
+    if spent is None:
+        return ""
+    each = ", ".join(f"{name} {found:.3g}" for name, found in spent["epsilon"].items())
+    simulated = ", in a simulation whose noise follows from `recipe.sample_seed`"
+    return f"""
+
+Devices clipped gradients sample by sample and added noise: **epsilon of a sample, by device class:
+{each}, delta {spent["delta"]:g}**{simulated if spent["repeatable"] else ""}."""
 
 
 def _samples(batch: int) -> str:
@@ -52,14 +91,15 @@ def _samples(batch: int) -> str:
 
 
 def _input(facts: Mapping[str, Any]) -> str:
-    shape = ", ".join(map(str, facts["task"]["input_shape"]))
+    batch = "batch" if facts["any_batch"] else facts["batch"]
+    shape = ", ".join(map(str, (batch, *facts["task"]["input_shape"])))
     if not facts["task"].get("vocabulary"):
-        return f"float32, (batch, {shape})"
+        return f"float32, ({shape})"
     if facts["tokenizer"] is None:
         maker = "by a tokenizer that is not known: the data was given as token ids"
     else:
         maker = f"by the tokenizer `{Path(facts['tokenizer']).name}`, which cuts and pads texts"
-    return f"token ids, int64, (batch, {shape}), {maker}"
+    return f"token ids, int64, ({shape}), {maker}"
 
 
 def _preparation(facts: Mapping[str, Any]) -> str:

@@ -10,13 +10,14 @@ fixed statistics from the training data: a device that runs one sample at a time
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -36,9 +37,10 @@ from sizewise.families.base import Deployed
 from sizewise.memory.prediction import predict
 from sizewise.models import at_hand
 from sizewise.models.memory import Given, understood
-from sizewise.runs import card, formats, preparation, provenance, resuming
+from sizewise.runs import card, formats, preparation, provenance, resuming, sample_privacy
 from sizewise.runs.folder import RunFolder, Totals
 from sizewise.runs.formats import FORMATS, Exported
+from sizewise.runs.ledger import Ledger
 from sizewise.runs.preparation import Setting
 from sizewise.runs.ranking import ranking
 from sizewise.surgery import norms
@@ -75,7 +77,7 @@ def export(
     setting = _prepared(path, dataset)
     chosen = _choose(setting, path, memory, size, batch, best)
     out.parent.mkdir(parents=True, exist_ok=True)
-    difference = formats.write(chosen, setting.method.task, out)
+    written = formats.write(chosen, setting.method.task, out)
     facts = {
         "size": chosen.size,
         "round": chosen.round,
@@ -87,12 +89,13 @@ def export(
         "parameters": sum(parameter.numel() for parameter in chosen.module.parameters()),
         "file": str(out),
         "file_bytes": _size(out),
-        "difference": difference,
+        "difference": written.difference,
+        "any_batch": written.any_batch,
         "tokenizer": _write_tokenizer(setting, out),
         "run_dir": str(path),
     }
     whose = {"metadata": plain(chosen.metadata), "owner": chosen.owner}
-    description = {**facts, **_description(setting), **whose}
+    description = {**facts, **_description(setting, path), **whose}
     checkpoint.write_bytes(out.with_suffix(".json"), json.dumps(description, indent=1).encode())
     checkpoint.write_bytes(out.with_suffix(".md"), card.markdown(description).encode())
     return facts
@@ -121,12 +124,14 @@ def trained(
     return _frozen(setting, _of_size(models, chosen).fill(), calibrate=True)
 
 
-def _description(setting: Setting) -> dict[str, Any]:
+def _description(setting: Setting, path: Path) -> dict[str, Any]:
     """Return what somebody who has only the file must know."""
     data, chosen = setting.dataset, setting.config
     return {
         "method": {"name": chosen.method.name, **plain(chosen.method.options)},
         "discloses": sorted(setting.method.discloses),
+        "privacy": _spent(setting, path),
+        "sample_privacy": _spent_on_samples(setting, path),
         "task": plain(setting.method.task),
         "data": {
             "name": data.name,
@@ -138,6 +143,20 @@ def _description(setting: Setting) -> dict[str, Any]:
         "mean": list(data.mean),
         "std": list(data.std),
     }
+
+
+def _spent(setting: Setting, path: Path) -> dict[str, Any] | None:
+    """Return what a private run has spent by now; None if it was none."""
+    config = setting.config.privacy
+    return None if config is None else Ledger(config, setting.fleet, path).result()
+
+
+def _spent_on_samples(setting: Setting, path: Path) -> dict[str, Any] | None:
+    """Return what single samples have spent by now; None if nothing hides them."""
+    config, found = setting.config, RunFolder(path).newest()
+    if config.recipe.sample_clip is None or found is None:
+        return None
+    return sample_privacy.spent(found[1].passes, config.recipe, setting.fleet, config.rounds)
 
 
 # ---- which model
@@ -224,10 +243,17 @@ def _frozen(setting: Setting, module: nn.Module, calibrate: bool) -> nn.Module:
     """Return a copy that gives each sample its own result, whatever batch it comes in."""
     module = copy.deepcopy(module).eval()
     if norms.uses_batch_statistics(module):
-        held_out = setting.partition.held_out()
-        batches = training_batches(setting.dataset, setting.config.recipe.eval_batch, held_out)
+        batches = _calibrating(setting)
         module = norms.recalibrate(module, batches if calibrate else ())
     return module.requires_grad_(False)
+
+
+def _calibrating(setting: Setting) -> Iterator[Tensor]:
+    """Return what norms get their statistics from: training data, unless that is private."""
+    data, batch = setting.dataset, setting.config.recipe.eval_batch
+    if setting.config.privacy is None:
+        return training_batches(data, batch, setting.partition.held_out())
+    return (data.transform()(inputs, None) for inputs in torch.split(data.test_inputs, batch))
 
 
 def _peak(module: nn.Module, task: Task, batch: int) -> int:

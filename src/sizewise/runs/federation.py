@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
@@ -19,13 +20,16 @@ from sizewise.exchange import compression
 from sizewise.exchange.plan import Plan, Refusal, Update
 from sizewise.exchange.rows import with_rows
 from sizewise.exchange.state import State, sha256
-from sizewise.exchange.view import check, size_in_bytes, view_in_bytes
+from sizewise.exchange.view import View, check, size_in_bytes, view_in_bytes
 from sizewise.families.base import Method
 from sizewise.fleet import clock
+from sizewise.fleet.attackers import Attackers, drawn
 from sizewise.fleet.clock import Clock
 from sizewise.fleet.devices import Fleet
+from sizewise.runs import sample_privacy
 from sizewise.runs.benefit import Benefit, Validation
 from sizewise.runs.folder import Best, RunFolder, Totals
+from sizewise.runs.private_rounds import PrivateRounds
 from sizewise.runs.ranking import ranking
 from sizewise.steps.metrics import perplexity
 from sizewise.training.evaluation import Score
@@ -63,6 +67,8 @@ class Federation:
     """Gives the state of the first round; default: the method's `setup`."""
     validation: Validation | None = None
     """What devices validate on, if they do."""
+    privacy: PrivateRounds | None = None
+    """What hides devices in the merged model, if something does."""
 
     def run(self, *observers: Observer) -> dict[str, Any]:
         """Train from the newest durable round to the last, and return the result.
@@ -92,10 +98,15 @@ class Federation:
         """Do one round, and make it durable if that is due."""
         start, log, benefit = time.perf_counter(), RoundLog(), None
         plans = list(self.plans(state, round_index, log))
-        state = self.method.merge(state, self.updates(state, plans, log))
+        state = self.merge(state, self.updates(state, plans, log), round_index)
         state = self.folder.remembering(state, log.remembered)
         totals = add_up(totals, log.lines)
         line = {"round": round_index + 1, **summary(log.lines)}
+        if self.privacy is not None:
+            line["privacy"] = self.privacy.line(state)
+        if self.config.recipe.sample_clip is not None:
+            totals = replace(totals, passes=sample_privacy.added(totals.passes, plans))
+            line["sample_privacy"] = self.spent_on_samples(totals)
         lasted = self.clock.round(entry.get("device_seconds") for entry in log.lines)
         if lasted is not None:
             line["device_seconds"] = lasted
@@ -124,6 +135,19 @@ class Federation:
         if self.due(round_index, self.config.engine.save_every):
             self.folder.save(state, totals)
         return state, totals, line
+
+    def merge(self, state: State, updates: Iterable[Update], round_index: int) -> State:
+        """Return the next state."""
+        if self.privacy is None:
+            return self.method.merge(state, updates)
+        return self.privacy.merge(state, updates, round_index)
+
+    def spent_on_samples(self, totals: Totals) -> dict[str, Any] | None:
+        """Return what single samples have spent, where gradients are clipped sample by sample."""
+        recipe = self.config.recipe
+        if recipe.sample_clip is None:
+            return None
+        return sample_privacy.spent(totals.passes, recipe, self.fleet, self.config.rounds)
 
     def due(self, round_index: int, every: int) -> bool:
         """Return whether something that is done every so many rounds, and at the end, is due."""
@@ -164,7 +188,9 @@ class Federation:
 
     def plans(self, state: State, round_index: int, log: RoundLog) -> Iterator[Plan]:
         """Yield the plans of the devices sampled for a round; note those that cannot take part."""
-        for device in self.fleet.sample(self.config.seed, round_index):
+        seed = self.config.seed if self.privacy is None else self.privacy.seed
+        for sampled in self.fleet.sample(seed, round_index):
+            device = self.attackers.seen(sampled)
             try:
                 yield self.method.plan(state, device, round_index)
             except BudgetTooSmall as error:
@@ -174,13 +200,15 @@ class Federation:
 
     def updates(self, state: State, plans: list[Plan], log: RoundLog) -> Iterator[Update]:
         """Yield the updates of a round that may be merged, in the order of the plans."""
-        for plan, outcome in zip(plans, self.engine.train(state, plans), strict=True):
+        trained = self.engine.train(state, plans)
+        sent = self.attackers.at_work(state.tensors, trained, partial(self.view, state))
+        for plan, outcome in zip(plans, sent, strict=True):
             simulated: dict[str, float] = {}
             if isinstance(outcome, Update):
                 try:
                     view = self.method.submodels.view(plan.submodel)
                     traffic = self.method.traffic(plan, outcome.samples)
-                    rows = with_rows(view, outcome.rows, state.tensors)
+                    rows = self.view(state, outcome)
                     down = view_in_bytes(view, state.tensors) + size_in_bytes(traffic.down)
                     line = update_line(outcome, down, self.flops(outcome))  # Bytes as sent.
                     recipe = self.config.recipe
@@ -200,6 +228,16 @@ class Federation:
             if outcome.device_state:
                 log.remembered[plan.device] = self.folder.remember(outcome)
             yield outcome
+
+    def view(self, state: State, update: Update) -> View:
+        """Return where the tensors of an update live."""
+        view = self.method.submodels.view(update.plan.submodel)
+        return with_rows(view, update.rows, state.tensors)
+
+    @cached_property
+    def attackers(self) -> Attackers:
+        """Devices that attack, in simulation."""
+        return drawn(self.config.fleet.attack, self.fleet, self.config.seed)
 
     @property
     def clock(self) -> Clock:
@@ -237,6 +275,8 @@ class Federation:
             "validation": dict(totals.validation) or None,
             "best_round": None if totals.best is None else plain(totals.best),
             "stopped": stopped if totals.rounds < self.config.rounds else None,
+            "privacy": None if self.privacy is None else self.privacy.result(),
+            "sample_privacy": self.spent_on_samples(totals),
             "error": totals.failure,
         }
 

@@ -75,6 +75,8 @@ class Totals:
         validation: What devices got at the last evaluation; empty if they have no samples for that.
         best: The best round so far, by its validation score.
         since: Evaluations after it.
+        passes: Passes over its data that each device was asked for, by its number, where gradients
+            are clipped sample by sample.
     """
 
     rounds: int = 0
@@ -89,6 +91,7 @@ class Totals:
     validation: Mapping[str, Any] = field(default_factory=dict)
     best: Best | None = None
     since: int = 0
+    passes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failure(self) -> str | None:

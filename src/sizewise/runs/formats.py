@@ -64,13 +64,22 @@ class Exported:
     learned: frozenset[str] = frozenset()
 
 
-def write(chosen: Exported, task: Task, out: Path) -> float | None:
-    """Write a model in the format of a file's ending.
+@dataclass(frozen=True)
+class Written:
+    """What is known of a file.
 
-    Returns:
-        How far the logits of the file are from the model's; None if it is only its tensors.
+    Attributes:
+        difference: How far its logits are from the model's; None if it is only its tensors.
+        any_batch: Whether it takes any number of samples at a time, or those of `batch` only.
     """
-    writers: dict[str, Callable[[Exported, Task, Path], float | None]] = {
+
+    difference: float | None = None
+    any_batch: bool = True
+
+
+def write(chosen: Exported, task: Task, out: Path) -> Written:
+    """Write a model in the format of a file's ending."""
+    writers: dict[str, Callable[[Exported, Task, Path], Written]] = {
         ".safetensors": _write_safetensors,
         ".onnx": _write_onnx,
         ".pt2": _write_program,
@@ -80,41 +89,48 @@ def write(chosen: Exported, task: Task, out: Path) -> float | None:
     return writers[out.suffix](chosen, task, out)
 
 
-def _write_safetensors(chosen: Exported, task: Task, out: Path) -> None:
+def _write_safetensors(chosen: Exported, task: Task, out: Path) -> Written:
     own = {
         name: tensor.detach().contiguous() for name, tensor in own_tensors(chosen.module).items()
     }
     save_file(own, out, metadata={"size": chosen.size})
+    return Written()
 
 
-def _write_adapters(chosen: Exported, task: Task, out: Path) -> float:
+def _write_adapters(chosen: Exported, task: Task, out: Path) -> Written:
     with _quiet():
         base = task.model.weights or ""
         read = adapter_files.write_adapters(chosen.module, chosen.learned, base, out)
-        return _largest_difference(chosen, read, task)
+        return Written(_largest_difference(chosen, read, task))
 
 
-def _write_merged(chosen: Exported, task: Task, out: Path) -> float:
+def _write_merged(chosen: Exported, task: Task, out: Path) -> Written:
     with _quiet():
-        return _largest_difference(chosen, adapter_files.write_merged(chosen.module, out), task)
+        read = adapter_files.write_merged(chosen.module, out)
+        return Written(_largest_difference(chosen, read, task))
 
 
-def _write_program(chosen: Exported, task: Task, out: Path) -> float:
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    several = task.drawn(max(2, chosen.batch))
+def _any_batch(chosen: Exported, task: Task) -> tuple[Tensor, tuple[dict[int, Any]]]:
+    """Return a batch to export with, and the dimensions of it that may be others."""
+    dimension = torch.export.Dim("batch", min=1, max=4096)
+    return task.drawn(max(2, chosen.batch)), ({0: dimension},)
+
+
+def _write_program(chosen: Exported, task: Task, out: Path) -> Written:
+    several, shapes = _any_batch(chosen, task)
     with _quiet():
         try:
-            program = torch.export.export(chosen.module, (several,), dynamic_shapes=({0: batch},))
+            program = torch.export.export(chosen.module, (several,), dynamic_shapes=shapes)
         except Exception as error:  # It may stumble over anything, such as a model left early.
             raise ConfigError(
                 f"torch.export cannot follow {chosen.size!r} ({type(error).__name__}); export it "
                 "as safetensors or .onnx instead"
             ) from error
         torch.export.save(program, out)
-    return _largest_difference(chosen, program.module(), task)
+    return Written(_largest_difference(chosen, program.module(), task))
 
 
-def _write_onnx(chosen: Exported, task: Task, out: Path) -> float:
+def _write_onnx(chosen: Exported, task: Task, out: Path) -> Written:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (what torch exports with)
@@ -122,17 +138,27 @@ def _write_onnx(chosen: Exported, task: Task, out: Path) -> float:
         raise ConfigError(
             f"ONNX needs {error.name}; install it with: pip install 'sizewise[onnx]'"
         ) from None
-    with _quiet():
-        torch.onnx.export(
-            chosen.module,
-            (task.drawn(chosen.batch),),
-            out,
-            input_names=["inputs"],
-            output_names=["logits"],
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+
+    def export(inputs: Tensor, shapes: tuple[dict[int, Any]] | None) -> None:
+        with _quiet():
+            torch.onnx.export(
+                chosen.module,
+                (inputs,),
+                out,
+                input_names=["inputs"],
+                output_names=["logits"],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+
+    any_batch = True
+    try:
+        export(*_any_batch(chosen, task))
+    except torch.onnx.OnnxExporterError:  # It cannot follow a number that it does not know.
+        any_batch = False
+        export(task.drawn(chosen.batch), None)
     running = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
 
     def run(inputs: Tensor) -> Tensor:
@@ -146,7 +172,7 @@ def _write_onnx(chosen: Exported, task: Task, out: Path) -> float:
             f"the ONNX model's logits differ from torch's by {difference:.3g}, more than "
             f"{TOLERANCE:g}; export it as safetensors or .pt2 instead"
         )
-    return difference
+    return Written(difference, any_batch)
 
 
 @contextmanager

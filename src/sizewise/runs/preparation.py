@@ -7,6 +7,7 @@ checked: everything that can be wrong with a config shows here.
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import torch
 from torch import Tensor
 
 from sizewise import models
@@ -16,16 +17,16 @@ from sizewise.config import Config, make_method, make_task
 from sizewise.cutting.verification import verify
 from sizewise.data import memory, partitions, sources
 from sizewise.data.dataset import Dataset
-from sizewise.data.partitions import Shards
+from sizewise.data.partitions import Draw, Shards
 from sizewise.errors import BudgetTooSmall, CheckpointError, ConfigError
 from sizewise.exchange.state import State
 from sizewise.families.base import Method
 from sizewise.families.widthwise import Widthwise
+from sizewise.fleet.attackers import drawn, flipped
 from sizewise.fleet.devices import Fleet, make_fleet
 from sizewise.memory import accounting
 from sizewise.models.memory import identity
 from sizewise.runs.cuts import Cuts
-from sizewise.torch_tools import layout
 from sizewise.training.task import Task
 
 
@@ -66,9 +67,11 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
     data = config.data
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
     task = make_task(config, dataset)
+    if config.recipe.sample_clip is not None:
+        make_method(config, task)  # Ratios become bytes of steps; it says if there can be none.
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
     method = make_method(config, make_task(config, dataset, fleet))
-    layout.check(task.build(), task.drawn(4), config.engine.layout)
+    method.task.arrangement  # noqa: B018  (raises now if the model cannot be laid out so)
     if config.recipe.eval_memory is not None:
         try:
             task.low_memory_inference(method.submodels.pattern(method.main))
@@ -85,9 +88,30 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
         groups=dataset.groups,
         **data.options(),
     )
+    dataset = _attacked(config, dataset, fleet, partition)
     if config.recipe.augment_once:
         dataset = _augmented(config, dataset, partition.held_out())
     return Setting(config, dataset, method, fleet, partition)
+
+
+def _attacked(config: Config, dataset: Dataset, fleet: Fleet, partition: Shards) -> Dataset:
+    """Return data in which attackers that flip labels have done so; raise if they cannot attack."""
+    attackers = drawn(config.fleet.attack, fleet, config.seed)
+    if attackers.attacks and config.recipe.upload != "full":
+        raise ConfigError(
+            f"fleet.attack changes whole updates, and recipe.upload is {config.recipe.upload!r}; "
+            f"leave one of them out"
+        )
+    if not (liars := attackers.of_kind("label-flip")):
+        return dataset
+    if dataset.target != "class" or dataset.silos or isinstance(partition, Draw):
+        raise ConfigError(
+            "fleet.attack.kind = 'label-flip' needs samples with one class each, of one set of "
+            "classes, which no two devices share; use another kind, data or data.partition"
+        )
+    rows = torch.cat([partition.shard(device) for device in liars])
+    labels = flipped(dataset.train_labels, rows, dataset.classes)
+    return replace(dataset, train_labels=labels)
 
 
 def _augmented(config: Config, dataset: Dataset, held_out: Tensor) -> Dataset:

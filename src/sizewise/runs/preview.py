@@ -12,6 +12,7 @@ from sizewise.exchange.state import State
 from sizewise.exchange.view import size_in_bytes, view_in_bytes
 from sizewise.runs import picture
 from sizewise.runs.cuts import Cuts
+from sizewise.runs.merge_outlook import outlook
 from sizewise.runs.preparation import Setting, checked, prepare
 from sizewise.steps.levers import NONE
 from sizewise.training.loop import workload
@@ -43,6 +44,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
     state, blocks = setting.start, blocks_in_words(setting.method.task)
     full = picture.full_shapes(setting.method)
     names = picture.part_names(setting.method, state)
+    merge = outlook(setting)
     found = []
     for device, round_index, count in setting.fleet.classes():
         row: dict[str, Any] = {
@@ -51,6 +53,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             "from_round": round_index + 1,
             "budget": device.memory,
             "blocks": blocks,
+            "merge": None if merge is None else {**plain(merge), "said": str(merge)},
         }
         refused: BudgetTooSmall | None = None
         try:
@@ -63,7 +66,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
                 continue
             # What it would do: the plan of the same device without a budget.
             plan = setting.method.plan_upper_bound(state, replace(device, memory=None), round_index)
-        work = _work(setting, state, plan)
+        work = work_of(setting, state, plan)
         if refused is None:
             work["parts"] = picture.parts(setting.method, state, plan, full, names)
         else:
@@ -83,14 +86,15 @@ def blocks_in_words(task: Task) -> str | None:
     return f"taken apart into {count}{span}{found}"
 
 
-def _work(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
-    """Return what a plan costs, in all and stage by stage."""
+def work_of(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
+    """Return what a plan costs a device with as many samples as devices have in the mean."""
     method, recipe = setting.method, setting.config.recipe
     samples = int(setting.partition.sizes()[:SAMPLED].float().mean())
     view, copy = method.submodels.view(plan.submodel), method.submodels.copy(plan.submodel)
     actual = [copy.actual(stage) for stage in plan.stages]
-    sent = {name: copy.tensors[name] for name in copy.trained_names(actual) if name in view}
     traffic = method.traffic(plan, samples)
+    returned = copy.trained_names(actual) if traffic.returns else []
+    sent = {name: copy.tensors[name] for name in returned if name in view}
     stages = [
         {
             "name": stage.work.label,

@@ -8,7 +8,7 @@ mixture of two runs, so it does not go on. What does not change results may chan
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from sizewise import config
-from sizewise.common.structure import plain
+from sizewise.common.structure import flat, plain
 from sizewise.config import Config
 from sizewise.errors import CheckpointError
 from sizewise.exchange import checkpoint
@@ -172,15 +172,6 @@ def _differences(before: Config, after: Config) -> list[tuple[str, tuple[Any, An
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key)
     ]
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of nested tables, as dotted paths, and their values."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(value: Any) -> str:

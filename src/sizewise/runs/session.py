@@ -26,13 +26,15 @@ from sizewise.engines.local import LocalEngine
 from sizewise.engines.pool import PoolEngine
 from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange import checkpoint
+from sizewise.fleet.attacks import refuse_attackers
 from sizewise.models.memory import Built
-from sizewise.runs import preview, provenance, resuming
+from sizewise.runs import merge_outlook, preview, private_rounds, provenance, resuming
 from sizewise.runs.benefit import Validation
 from sizewise.runs.cuts import FILE, Cuts
 from sizewise.runs.federation import Federation, check_fleet
 from sizewise.runs.folder import RunFolder
 from sizewise.runs.preparation import Setting, checked, prepare
+from sizewise.runs.private_rounds import PrivateRounds
 from sizewise.torch_tools import placement
 
 log = logging.getLogger(__name__)
@@ -61,13 +63,18 @@ def started(
             "leave it out"
         )
     _check_validation(config, engine)
+    if engine is not None:
+        refuse_attackers(config.fleet.attack)
     if engine is None:  # What "auto" is here is part of the run; other machines choose their own.
         device = placement.settled(config.engine.device)
         config = replace(config, engine=replace(config.engine, device=device))
     with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
-        setting = prepare(config, dataset)
+        setting = _settled(config, dataset)
         check_fleet(setting.method, setting.fleet, setting.start)
         cuts = checked(setting.method)
+        merge_outlook.check(merge := merge_outlook.outlook(setting))
+        if merge is not None and merge.thin:
+            log.warning("%s", merge)
         folder = RunFolder.create(out or new_name(config), setting.config)
         try:
             yield _federation(setting, folder, remote, cuts)
@@ -92,14 +99,24 @@ def resumed(
     memory.check(wanted.data, dataset)
     provenance.check_tokenizer(path, wanted)
     _check_validation(wanted, engine)
+    if engine is not None:
+        refuse_attackers(wanted.fleet.attack)
+    if wanted.privacy is not None and overrides:
+        _settled(wanted, dataset)  # More rounds may spend more than was allowed.
     folder, config = RunFolder.open(path, overrides)
     try:
         with one_thread(), nullcontext(engine) if engine else _engine(config) as remote:
-            setting = prepare(config, dataset)
+            setting = _settled(config, dataset)
             _check_weights(setting, folder)
             yield _federation(setting, folder, remote, checked(setting.method))
     finally:
         folder.release()
+
+
+def _settled(config: Config, dataset: Dataset | None) -> Setting:
+    """Return the setting of a run, with the noise that its privacy asks for."""
+    setting = prepare(config, dataset)
+    return replace(setting, config=private_rounds.settled(setting.config, setting.fleet))
 
 
 def _check_validation(config: Config, engine: RemoteEngine | None) -> None:
@@ -187,7 +204,12 @@ def _federation(
     folder.restore()  # A damaged checkpoint should show now, before anything is announced.
     measured = config.data.validation > 0 and engine.validates
     validation = Validation(setting.fleet, setting.partition) if measured else None
-    return Federation(config, method, setting.fleet, engine, folder, setting.begin, validation)
+    privacy = None
+    if config.privacy is not None:
+        privacy = PrivateRounds(config.privacy, method, setting.fleet, folder.path)
+    return Federation(
+        config, method, setting.fleet, engine, folder, setting.begin, validation, privacy
+    )
 
 
 def new_name(config: Config) -> Path:

@@ -12,12 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sizewise.common.structure import nearest
+from sizewise.common.structure import flat, nearest
 from sizewise.config import Config
 from sizewise.errors import ConfigError
 from sizewise.runs.federation import Observer
 from sizewise.runs.folder import Totals
-from sizewise.runs.resuming import flat
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -50,6 +49,7 @@ def checked(names: Sequence[str]) -> list[Name]:
 def figures(line: Mapping[str, Any], totals: Totals) -> dict[str, float]:
     """Return what is tracked of a round: numbers by name."""
     validation = line.get("validation", {})
+    spent = line.get("privacy", {}).get("epsilon", {})
     found: dict[str, Any] = {
         "accuracy": line.get("accuracy"),
         "train_loss": line["train_loss"],
@@ -60,6 +60,7 @@ def figures(line: Mapping[str, Any], totals: Totals) -> dict[str, float]:
         "flops": totals.flops,
         "seconds": totals.seconds,
         "device_seconds": line.get("device_seconds"),
+        "epsilon": max(spent.values(), default=None),
         **{f"sizes/{size}": score for size, score in line.get("sizes", {}).items()},
         **{f"peak_bytes/{group}": peak for group, peak in totals.peak_bytes.items()},
         **{f"validation/{name}": validation.get(name) for name in VALIDATION},

@@ -78,6 +78,8 @@ class Levers:
         alone = "levers.step_in_backward moves a parameter as soon as its gradient is there, but"
         if recipe.precision == "fp16":
             return f"{alone} recipe.precision = 'fp16' looks at all gradients first; use 'bf16'"
+        if recipe.sample_clip is not None:
+            return f"{alone} recipe.sample_clip adds up those of all samples; leave out one of them"
         if recipe.clip is not None:
             return f"{alone} recipe.clip needs all gradients first; leave out one of them"
         if terms > 1:

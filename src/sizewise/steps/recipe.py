@@ -43,23 +43,37 @@ class Recipe:
             the run when below 1.
         decay: Factor of the `steps` (at each milestone) and `exponential` (each round) schedules.
         clip: Largest global norm of a step's gradient.
+        sample_clip: Largest norm of the gradient of one sample: gradients are clipped sample by
+            sample, and noise is added on the device; see docs/privacy.md.
+        sample_noise: Deviation of that noise on the sum over a batch, over `sample_clip`.
+        sample_delta: The probability that goes with the epsilon of samples.
+        sample_seed: Draw that noise from this number, to repeat a simulation; whoever knows it can
+            take the noise off. Default: from the operating system.
         proximal: FedProx's mu: pulls what a device trains towards what it received.
         levers: What may make a step smaller where a device lacks bytes: `auto` is all of them, or a
             list of some; see docs/levers.md.
         precision: In what the forward pass of a step runs: `bf16` and `fp16` are 16 bits wherever
             torch's autocast says so, `tf32` is for CUDA devices. Models stay in float32, and are
             evaluated in it.
-        norm: Policy for batch norm; see `norms`.
+        norm: What becomes of batch norms; see docs/protocols.md.
         weighting: Whether an update counts by its samples or each device counts the same.
-        augment: Augmentation of training images by name; see `data.augment`.
+        augment: How training images are varied; docs/config.md lists the names.
         augment_once: Augment every image once for the whole run (FeDepth's public code does).
         eval_batch: Batch size of evaluation; matters when norms use batch statistics.
-        eval_memory: Evaluate within this many bytes, part by part; see `frugal`.
+        eval_memory: Evaluate within this many bytes, part by part, the rest in files.
         eval_every: Evaluate after every so many rounds, and always after the last.
         upload: How devices send what they trained: as it is, or in fewer bytes; see
-            `exchange.compression`.
+            docs/fleet.md.
         upload_share: Share of the entries that `upload = "topk"` sends, at most 0.5.
-        server: What the server does with the merged update; see `server_optim`.
+        merge: How the server merges what devices sent, entry by entry over the devices that hold
+            it: their mean, or a rule that stands some liars among them; see docs/robustness.md. All
+            but the mean count each device the same, whatever `weighting` says.
+        merge_attackers: How many devices of a round may lie, for `merge`.
+        merge_thin: What becomes of entries that too few devices hold for `merge` to stand so many:
+            they `keep` their values, or `merge` all the same; or `refuse` to start such a run.
+        merge_bound: How far `merge = "norm-bound"` lets a device move its piece, as a Euclidean
+            norm; default: as far, by entry, as the median device of the round.
+        server: The server's optimiser, which takes the merged update for a gradient.
         server_lr: The server's step size (eta).
         server_momentum: Momentum of `fedavgm`; beta 1 of the adaptive server optimisers.
         server_beta2: Second-moment decay of `fedadam`, `fedadamw` and `fedyogi`.
@@ -80,6 +94,10 @@ class Recipe:
     milestones: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
     clip: float | None = None
+    sample_clip: float | None = None
+    sample_noise: float | None = None
+    sample_delta: float = 1e-5
+    sample_seed: int | None = None
     proximal: float = 0.0
     levers: tuple[Lever, ...] = ("none",)
     precision: Precision = "float32"
@@ -92,6 +110,12 @@ class Recipe:
     eval_every: int = 1
     upload: Literal["full", "bf16", "int8", "topk"] = "full"
     upload_share: float = 0.1
+    merge: Literal["mean", "median", "trimmed-mean", "geometric-median", "krum", "norm-bound"] = (
+        "mean"
+    )
+    merge_attackers: int = 1
+    merge_thin: Literal["keep", "merge", "refuse"] = "keep"
+    merge_bound: float | None = None
     server: Literal["fedavg", "fedavgm", "fedadam", "fedadamw", "fedyogi", "fedadagrad"] = "fedavg"
     server_lr: float = 1.0
     server_momentum: float = 0.9
@@ -121,7 +145,32 @@ class Recipe:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"recipe.{name} must not be negative, not {value}")
-        for name in ("clip", "max_steps"):
+        if self.merge_attackers < 1:
+            raise ConfigError(
+                f"recipe.merge_attackers must be at least 1, not {self.merge_attackers}; where no "
+                f"device lies, recipe.merge = 'mean' is best"
+            )
+        if self.merge_bound is not None and self.merge != "norm-bound":
+            raise ConfigError(
+                f"recipe.merge_bound acts with recipe.merge = 'norm-bound' only, not with "
+                f"{self.merge!r}; leave it out"
+            )
+        if (self.sample_clip is None) != (self.sample_noise is None):
+            raise ConfigError(
+                "recipe.sample_clip and recipe.sample_noise go together; give both, or neither"
+            )
+        if self.sample_clip is not None and self.precision == "fp16":
+            raise ConfigError(
+                "recipe.precision = 'fp16' scales gradients, which recipe.sample_clip clips; use "
+                "'bf16'"
+            )
+        if not 0 < self.sample_delta < 1:
+            raise ConfigError(
+                f"recipe.sample_delta must be between 0 and 1, not {self.sample_delta}"
+            )
+        if self.sample_noise is not None and self.sample_noise < 1e-6:
+            raise ConfigError(f"recipe.sample_noise must be at least 1e-6, not {self.sample_noise}")
+        for name in ("clip", "max_steps", "merge_bound", "sample_clip"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(

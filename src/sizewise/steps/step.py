@@ -16,6 +16,7 @@ from sizewise.steps.label_sets import own_head
 from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import Optimizer
 from sizewise.steps.parts import IGNORED, Weight, divided, weighed
+from sizewise.steps.per_sample import PerSample, Sums
 from sizewise.steps.precision import Precision, around, computed_in
 from sizewise.torch_tools.checkpointing import checkpointed
 from sizewise.torch_tools.keeping import AsItIs, InHalf
@@ -136,6 +137,7 @@ def training_step(
     levers: Levers = NONE,
     precision: Precision = "float32",
     scaler: GradScaler | None = None,
+    private: PerSample | None = None,
 ) -> Tensor:
     """Take one optimiser step and return the loss, detached.
 
@@ -152,6 +154,7 @@ def training_step(
         levers: What makes the step smaller; the type of the optimiser's state is its own affair.
         precision: In what the forward pass runs.
         scaler: What scales the gradients of fp16, over all steps of a stage.
+        private: What clips gradients sample by sample, if they are.
 
     Raises:
         ConfigError: The levers do not go together with `clip`, the loss or the optimiser.
@@ -161,7 +164,7 @@ def training_step(
     optimizer.zero_grad(set_to_none=True)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     term = _Proximal(parameters, anchors, proximal) if proximal else None
-    batch = divided(inputs, targets, levers.micro_batch)
+    batch = divided(inputs, targets, levers.micro_batch if private is None else 1)
     if hasattr(optimizer, "rehearsed"):  # It only looks on, and has seen enough of some parts.
         batch = optimizer.rehearsed(batch)
     loss = computed_in(precision, loss)
@@ -171,10 +174,13 @@ def training_step(
             _refuse(weight is not None, "needs whole batches, and levers.micro_batch divides them")
             _refuse(clip is not None, "cannot wait for the norm that recipe.clip needs")
             return _moved_backward(loss(module, some, wanted), optimizer, term)
-        value = _summed(
-            _added(loss(module, some, wanted), share, parameters, scaler)
-            for some, wanted, share in batch
-        )
+        if private is not None:
+            value = _gathered(private, module, loss, batch, parameters)
+        else:
+            value = _summed(
+                _added(loss(module, some, wanted), share, parameters, scaler)
+                for some, wanted, share in batch
+            )
     if scaler is not None:
         scaler.unscale_(cast(Any, optimizer))
     if term is not None:
@@ -188,6 +194,29 @@ def training_step(
         scaler.step(cast(Any, optimizer))
         scaler.update()
     return value
+
+
+def _gathered(
+    private: PerSample,
+    module: nn.Module,
+    loss: Loss,
+    batch: Iterator[tuple[Any, Any, Weight]],
+    parameters: Sequence[Tensor],
+) -> Tensor:
+    """Give parameters the noisy mean of samples' clipped gradients; return the mean loss."""
+    sums: Sums = [None] * len(parameters)
+    samples = 0
+
+    def gathered(some: Any, wanted: Any) -> Tensor:
+        nonlocal samples
+        value = backpropagate(loss(module, some, wanted))
+        private.gather(parameters, sums)
+        samples += 1
+        return value
+
+    total = _summed(gathered(some, wanted) for some, wanted, _ in batch)
+    private.finish(parameters, sums, samples)
+    return total.div_(samples)
 
 
 def _summed(values: Iterator[Tensor]) -> Tensor:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from sizewise.exchange.plan import TrainingStage
 from sizewise.exchange.view import Tensors
 from sizewise.memory.meter import Meter
+from sizewise.steps import per_sample
 from sizewise.steps.levers import NONE, Levers
 from sizewise.steps.optimizers import make_optimizer
+from sizewise.steps.per_sample import PerSample
 from sizewise.steps.precision import scaler
 from sizewise.steps.recipe import Recipe
 from sizewise.steps.step import Loss, cross_entropy, rest, training_step
@@ -113,13 +115,21 @@ def learns(name: str, trainable: tuple[str, ...] | None) -> bool:
 
 
 def make_step(
-    recipe: Recipe, loss: Loss, levers: Levers = NONE, device: torch.device = HOST
+    recipe: Recipe,
+    loss: Loss,
+    levers: Levers = NONE,
+    device: torch.device = HOST,
+    private: PerSample | None = None,
 ) -> Callable[..., Tensor]:
     """Return the training step of a recipe; the same one is trained, metered and predicted."""
+    if private is None and recipe.sample_clip is not None:  # To be predicted.
+        private = PerSample(recipe.sample_clip, recipe.sample_noise or 0.0)
     step = partial(training_step, loss=loss, clip=recipe.clip, proximal=recipe.proximal)
     if recipe.precision != "float32":
         scales = scaler(recipe.precision, device)
         step = partial(step, precision=recipe.precision, scaler=scales)
+    if private is not None:
+        step = partial(step, private=private)
     # In which type the optimiser remembers is its own affair, and the step the same.
     acting = replace(levers, state=NONE.state)
     return step if acting == NONE else partial(step, levers=acting)
@@ -186,7 +196,8 @@ def fit(
     if recipe.proximal:
         origin = module.state_dict() if received is None else received
         anchors = [origin[name].detach().to(device, copy=True) for name in learning]
-    step = make_step(recipe, loss, stage.levers, device)
+    private = per_sample.make(recipe, generator, device)
+    step = make_step(recipe, loss, stage.levers, device, private)
     steps, total, settled = 0, torch.zeros((), device=device), False
     largest = min(recipe.batch, len(samples))
     one_pass = partial(samples.batches, recipe.batch, generator, drop_last=recipe.drop_last)

@@ -25,7 +25,7 @@ from sizewise.surgery.anatomy import Anatomy, hidden_shapes
 from sizewise.surgery.in_place import InPlace
 from sizewise.surgery.taking_apart import taken_apart
 from sizewise.torch_tools import placement
-from sizewise.torch_tools.layout import Layout
+from sizewise.torch_tools.layout import Arrangement, Layout, arranged
 from sizewise.training.low_memory_inference import LowMemoryInference
 
 
@@ -40,8 +40,8 @@ class ModelConfig:
         anatomy: Paths of its `blocks`, if those that are found are wrong; or of `stem`, `blocks`
             and `head`. For methods that take a model apart.
         weights: What to start from: a safetensors file with a state dict, or a folder, package or
-            hub name with one; see `sizewise.data.pretrained`. Of a model that came built from
-            Python: "memory:" and their hash. The run sets it.
+            hub name with one. Of a model that came built from Python: "memory:" and their hash,
+            which the run sets.
         hollow: Build it without weights, to plan for a model that this machine could not hold; it
             cannot be trained.
         sha256: Of a model that was given from Python: a hash of its structure. The run sets it.
@@ -82,7 +82,7 @@ class Task:
         silos: Names of the silos, where each has labels and a head of its own; see `label_sets`.
         models: Names of models that groups of devices have of their own.
         device: Where models train and are evaluated; see `torch_tools.placement`.
-        layout: How images lie in memory; see `torch_tools.layout`.
+        layout: How images should lie in memory; see `torch_tools.layout`.
         predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
     """
 
@@ -134,8 +134,9 @@ class Task:
         return TrainingStage(self.recipe.lr_at(round_index, self.rounds), self.recipe.epochs)
 
     def weight(self, update: Update) -> float:
-        """Return how much an update counts in the mean."""
-        return float(update.samples) if self.recipe.weighting == "samples" else 1.0
+        """Return how much an update counts; its device says itself how many samples it has."""
+        by_samples = self.recipe.weighting == "samples" and self.recipe.merge == "mean"
+        return float(update.samples) if by_samples else 1.0
 
     def classes_only(self, method: str) -> None:
         """Raise ConfigError unless every sample has one class."""
@@ -143,6 +144,14 @@ class Task:
             raise ConfigError(
                 f"{method} needs samples with one class each, of one set of classes; this data has "
                 f"{'silos' if self.silos else self.target}, so use another method"
+            )
+
+    def mean_only(self, method: str) -> None:
+        """Raise ConfigError if a robust rule is asked for by a method that merges no weights."""
+        if self.recipe.merge != "mean":
+            raise ConfigError(
+                f"recipe.merge = {self.recipe.merge!r} has nothing to act on: {method} merges no "
+                f"weights of devices; leave it out, or use another method"
             )
 
     def has_classes(self, option: str) -> None:
@@ -199,6 +208,13 @@ class Task:
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
             return module
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """How images lie in memory; raise ConfigError if the model is wrong in that layout."""
+        if self.layout == "contiguous":
+            return Arrangement()
+        return arranged(self.build(), self.drawn(4), self.layout)
 
     @cached_property
     def channels(self) -> Channels:

@@ -120,12 +120,24 @@ class FeDepth(Method):
 
     def cost(self, submodel: Submodel, stage: TrainingStage) -> Cost:
         """Return what a step takes; a buffered stage also has to fill its buffer."""
-        training, blocks = super().cost(submodel, stage), _blocks(stage)
+        training, blocks = self._training(submodel, stage), _blocks(stage)
         if blocks is None or not blocks.buffered:
             return training
         filling = max(self._filling(submodel, number) for number in (-1, *blocks.frozen))
         peak = max(training.footprint.peak, filling)
         return replace(training, footprint=replace(training.footprint, peak=peak))
+
+    def _training(self, submodel: Submodel, stage: TrainingStage) -> Cost:
+        """Return what a step takes: what it takes without idle ways out, and their bytes.
+
+        Schedules differ in the ways out that they hold, and a step uses one of them: so there are
+        far fewer steps to look into than schedules.
+        """
+        needed = self.submodels.without_idle_exits(submodel, _blocks(stage))
+        step = super().cost(needed, stage)
+        if needed == submodel:
+            return step
+        return step.beside(self.costs.resident(submodel) - self.costs.resident(needed))
 
     def _filling(self, submodel: Submodel, number: int) -> int:
         """Return the bytes of passing a batch through a frozen block, or, for -1, the stem."""

@@ -9,7 +9,7 @@ together with.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -151,6 +151,11 @@ class BlockSubmodels(Submodels):
             return True
         shapes = self.task.hidden_shapes
         return self.link == "conv" and shapes[stop] != shapes[-1]
+
+    def without_idle_exits(self, submodel: Any, blocks: Blocks | None) -> Any:
+        """Return a submodel with no ways out but the one that a stage takes."""
+        stop = None if blocks is None else blocks.stop
+        return replace(submodel, exits=tuple(n for n in submodel.exits if n == stop))
 
     def _exit(self, stop: int) -> nn.Module:
         """Return a new way out after so many blocks: an auxiliary head, or a 1x1 convolution."""

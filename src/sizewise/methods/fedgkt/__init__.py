@@ -114,6 +114,7 @@ class FedGKT(Method):
     def __init__(self, task: Task, options: Any = None) -> None:
         super().__init__(task, options)
         task.classes_only("fedgkt")
+        task.mean_only("fedgkt")
         if task.model.weights is not None or task.recipe.eval_memory is not None:
             raise ConfigError(
                 "fedgkt has no single model, so model.weights and recipe.eval_memory "
@@ -239,6 +240,10 @@ class FedGKT(Method):
         return partial(pupils_loss, alpha=options.alpha, temperature=options.temperature)
 
     # ---- the server, after a round
+
+    def unclipped(self) -> str:
+        """Return that features, logits and labels of samples leave a device."""
+        return "devices send features, logits and labels of every sample; use another method"
 
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Train the large model on what came, all of it at once, and keep its logits."""

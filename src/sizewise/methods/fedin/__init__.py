@@ -213,6 +213,11 @@ class FedIN(Architectures):
 
     # ---- the server, after a round
 
+    def unclipped(self) -> str:
+        """Return that features of samples leave a device, or what is so of all such methods."""
+        shares = "devices share features of their samples; use another method"
+        return super().unclipped() if self.options.rule == "none" else shares
+
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the mean of the ends, and a store with the newest pairs of each device."""
         store = {n: t for n, t in state.server_state.items() if n.startswith((EARLY, LATE))}

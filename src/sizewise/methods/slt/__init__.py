@@ -260,6 +260,11 @@ class SLT(Method):
         stage = replace(self.task.stage(round_index), trainable=learning, work=work)
         return self.offer(device, round_index, progress.configuration(step), stage)
 
+    def unhidden(self) -> str | None:
+        """Return that steps may end by the losses of devices."""
+        told = "method.rounds = 'early_stop' goes by the losses of devices; choose another"
+        return told if self.options.rounds == "early_stop" else super().unhidden()
+
     def merge(self, state: State, updates: Iterable[Update]) -> State:
         """Return the next state, and note which configuration it is for."""
         losses: list[tuple[float, int]] = []
