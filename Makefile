@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LINTED := src tests benchmarks tools examples papers docs/conf.py
 # Folders of programs that are run as files; two may have files of one name.
-PROGRAMS := tools papers papers/fedepth papers/fedin papers/leaderboard papers/nefl papers/slt \
+PROGRAMS := tools papers papers/fedepth papers/fedin papers/leaderboard papers/lora papers/nefl papers/slt \
 	benchmarks benchmarks/peers
 BENCHMARKS := startup merge cutting nefl fedepth layouts levers smallest robustness membership \
 	per_sample flower memory

@@ -182,31 +182,6 @@ def show_plan(
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)
 
 
-def show_varied(
-    varied: Mapping[str, Sequence[Mapping[str, Any]]], console: Console | None = None
-) -> None:
-    """Print plans of several configs, by what they vary: a line for each class of devices.
-
-    `least` are the fewest bytes that a step can be taken in, with all levers of the recipe.
-    """
-    lines: list[tuple[str, ...]] = []
-    for values, rows in varied.items():
-        for row in rows:
-            head = (values, row["group"], "nothing" if row["refused"] else row["size"])
-            least = row["predicted"] if row["refused"] else row["least"]
-            sizes = (row["predicted"], least, row["bytes_down"], row["bytes_up"])
-            shown = (_bytes(row["budget"], "any"), *map(format_bytes, sizes))
-            lines.append((*head, *shown, f"{row['flops'] / 1e9:,.3g}"))
-    names = ("with", "class", "trains", "budget", "needs", "least", "down", "up", "GFLOP")
-    columns = [
-        Column(name, cells, right=number > 2)
-        for number, (name, cells) in enumerate(zip(names, zip(*lines, strict=True), strict=True))
-    ]
-    console = console or _console()
-    for table in fitted(console.width, columns[:3], columns[3:]):
-        console.print(table)
-
-
 def show_advice(advice: Advice, console: Console | None = None) -> None:
     """Print what methods would do on a fleet, and which one to use."""
     board, console = advice.board, console or _console()
@@ -238,6 +213,31 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
         said.append(f"Not planned for want of time (--patience): {'; '.join(advice.left)}.")
     for sentence in (*said, advice.reason()):
         console.print(sentence, soft_wrap=True)
+
+
+def show_varied(
+    varied: Mapping[str, Sequence[Mapping[str, Any]]], console: Console | None = None
+) -> None:
+    """Print plans of several configs, by what they vary: a line for each class of devices.
+
+    `least` are the fewest bytes that a step can be taken in, with all levers of the recipe.
+    """
+    lines = []
+    for values, rows in varied.items():
+        for row in rows:
+            head = (values, row["group"], "nothing" if row["refused"] else row["size"])
+            least = row["predicted"] if row["refused"] else row["least"]
+            sizes = (row["predicted"], least, row["bytes_down"], row["bytes_up"])
+            shown = [_bytes(row["budget"], "any"), *map(format_bytes, sizes)]
+            lines.append((*head, *shown, f"{row['flops'] / 1e9:,.3g}"))
+    names = ("with", "class", "trains", "budget", "needs", "least", "down", "up", "GFLOP")
+    columns = [
+        Column(name, cells, right=number > 2)
+        for number, (name, cells) in enumerate(zip(names, zip(*lines, strict=True), strict=True))
+    ]
+    console = console or _console()
+    for table in fitted(console.width, columns[:3], columns[3:]):
+        console.print(table)
 
 
 def show_export(facts: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ def work_of(setting: Setting, state: State, plan: Plan) -> dict[str, Any]:
     view, copy = method.submodels.view(plan.submodel), method.submodels.copy(plan.submodel)
     actual = [copy.actual(stage) for stage in plan.stages]
     traffic = method.traffic(plan, samples)
-    returned = copy.trained_names(actual) if traffic.returns else []
+    returned = copy.trained_names(actual) if traffic.returns else ()
     sent = {name: copy.tensors[name] for name in returned if name in view}
     stages = [
         {
