@@ -103,3 +103,10 @@ def test_a_base_that_rounds_is_refused(make_task: Tasks) -> None:
         FLoRA(make_task(), FLoRA.Options(base="int8"))
     with pytest.raises(ConfigError, match="makes new factors in every round"):
         FLoRA(make_task(server="fedadam"))
+
+
+def test_what_looks_at_single_entries_is_refused(make_task: Tasks) -> None:
+    with pytest.raises(ConfigError, match="looks at single entries; use 'mean', or fedlora"):
+        FLoRA(make_task(merge="median"))
+    assert FLoRA(make_task()).unclipped() is not None
+    assert FedLoRA(make_task(merge="median")).unclipped() is None

@@ -215,7 +215,7 @@ class Method:
 
         Of a merge that uses `merging` for all that devices send, and nothing of who came.
         """
-        if type(self).merge is Method.merge:
+        if type(self).merge is Method.merge and type(self).merging is Method.merging:
             return None
         return "its merge may use more of a device than its clipped update; use another method"
 

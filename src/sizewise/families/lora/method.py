@@ -62,6 +62,11 @@ class LowRank(Method):
                 f"{name} holds the norms of the base as they are, so recipe.norm = "
                 f"{recipe.norm!r} means nothing; leave it out"
             )
+        if type(self).merging is not Method.merging and recipe.merge != "mean":
+            raise ConfigError(
+                f"{name} merges both factors of an adapter at once, where recipe.merge = "
+                f"{recipe.merge!r} looks at single entries; use 'mean', or fedlora or ffa-lora"
+            )
         if self.plain_server and (recipe.server != "fedavg" or recipe.server_lr != 1.0):
             raise ConfigError(
                 f"{name} makes new factors in every round, of which recipe.server = "
