@@ -4,8 +4,11 @@ import gc
 import re
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (str(ROOT / "papers"), str(ROOT / "benchmarks"))
@@ -17,19 +20,34 @@ class Failed(Exception):
 
 def run(script: Path, *arguments: str | Path) -> None:
     """Run a program as if by `python SCRIPT ARGUMENT...`; fail if it does not end well."""
-    argv, path, others = sys.argv, list(sys.path), _forgotten()
-    sys.argv = [str(script), *map(str, arguments)]
-    sys.path.insert(0, str(script.parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with _alone(script, *arguments):
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise Failed(f"{script.name}: {end.code}") from end
     finally:
+        gc.collect()  # What a script leaves goes while its own test runs.
+
+
+def defined(script: Path) -> dict[str, Any]:
+    """Return what a program defines, without running it."""
+    with _alone(script):
+        return runpy.run_path(str(script))
+
+
+@contextmanager
+def _alone(script: Path, *arguments: str | Path) -> Iterator[None]:
+    """Let a program see its own folder first, and no modules of other programs."""
+    argv, path, others = sys.argv, list(sys.path), _forgotten()
+    sys.argv = [str(script), *map(str, arguments)]
+    sys.path.insert(0, str(script.parent))
+    try:
+        yield
+    finally:
         sys.argv, sys.path[:] = argv, path
         _forgotten()
         sys.modules.update(others)
-        gc.collect()  # What a script leaves goes while its own test runs.
 
 
 def _forgotten() -> dict[str, ModuleType]:

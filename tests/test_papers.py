@@ -1,7 +1,6 @@
 """The reproductions: every program runs at its smallest, and every row of a suite is a config."""
 
 import json
-import runpy
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from programs import ROOT, Failed, run, tables
+from programs import ROOT, Failed, defined, run, tables
 from sizewise import config, methods
 from sizewise.report import execution
 from sizewise.report.comparison import Job, Outcome
@@ -122,10 +121,9 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_row_of_every_suite_is_a_config(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_of_every_suite_is_a_config(name: str) -> None:
     """An option that was renamed would show here, not after a night."""
-    monkeypatch.syspath_prepend(PAPERS)
-    rows_of, suite = runpy.run_path(str(PAPERS / "suite.py"))["rows_of"], SUITES[name]
+    rows_of, suite = defined(PAPERS / "suite.py")["rows_of"], SUITES[name]
     for scale in suite["scale"]:
         rows, seeds = rows_of(suite, scale)
         assert rows
@@ -256,11 +254,8 @@ def test_a_suite_chooses_and_keeps_what_it_found(
     }
 
 
-def test_results_of_earlier_versions_have_the_seeds_of_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(PAPERS)
-    results = runpy.run_path(str(PAPERS / "results.py"))["Results"]
+def test_results_of_earlier_versions_have_the_seeds_of_their_places(tmp_path: Path) -> None:
+    results = defined(PAPERS / "results.py")["Results"]
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"a": [{"accuracy": 0.1}, {"accuracy": 0.2}]}))
     store = results(path)
@@ -327,9 +322,8 @@ def test_weights_of_torchvision_get_our_names(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fidelity(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(PAPERS)
-    return runpy.run_path(str(PAPERS / "fidelity.py"))
+def fidelity() -> dict[str, Any]:
+    return defined(PAPERS / "fidelity.py")
 
 
 def test_the_page_on_fidelity_is_that_of_the_results(
@@ -341,10 +335,8 @@ def test_the_page_on_fidelity_is_that_of_the_results(
 
 
 @pytest.mark.parametrize("name", [name for name, suite in SUITES.items() if "published" in suite])
-def test_published_rows_are_rows_of_the_suite(
-    name: str, fidelity: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows_of, suite = runpy.run_path(str(PAPERS / "suite.py"))["rows_of"], SUITES[name]
+def test_published_rows_are_rows_of_the_suite(name: str, fidelity: dict[str, Any]) -> None:
+    rows_of, suite = defined(PAPERS / "suite.py")["rows_of"], SUITES[name]
     known = {row for scale in suite["scale"] for row in rows_of(suite, scale)[0]}
     for setting in suite["published"]:
         assert setting["rows"].keys() <= known

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from sizewise import config as configs
+from sizewise.errors import ConfigError
 from sizewise.runs import catalogue, session
 
-MERGING = sorted(set(catalogue.names("methods")) - {"fedgkt", "local"})
+WHOLE = ("flexlora", "flora", "hetlora")
+"""Merge both factors of an adapter at once, and refuse rules for single entries."""
+
+MERGING = sorted(set(catalogue.names("methods")) - {"fedgkt", "local", *WHOLE})
 
 
 def largest(path: Path, method: str, rule: str) -> float:
@@ -38,3 +42,10 @@ def largest(path: Path, method: str, rule: str) -> float:
 def test_one_device_cannot_decide(method: str, tmp_path: Path) -> None:
     assert largest(tmp_path / "mean", method, "mean") > 100
     assert largest(tmp_path / "median", method, "median") < 10
+
+
+@pytest.mark.parametrize("method", WHOLE)
+def test_methods_that_merge_products_say_so(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="merges both factors of an adapter at once"):
+        largest(tmp_path / "median", method, "median")
+    assert not list(tmp_path.iterdir())
