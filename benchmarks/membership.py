@@ -87,7 +87,7 @@ def losses(model: torch.nn.Module, data: Dataset) -> Tensor:
 
 def advantage(inside: Tensor, outside: Tensor) -> float:
     """Return what a threshold on scores (n,) that was found on the even ones gets on the odd."""
-    thresholds = torch.cat([inside[::2], outside[::2]]).unique()
+    thresholds = torch.cat([inside[::2], outside[::2]]).unique()  # type: ignore[no-untyped-call]
 
     def gained(number: int, threshold: Tensor) -> Tensor:
         right = (inside[number::2] <= threshold).float().mean(-1)
@@ -107,7 +107,9 @@ def attacked(privacy: Mapping[str, Any] | None, seed: int, rounds: int) -> Attac
     """Train once, and attack the model."""
     inside, outside = halves(seed)
     devices = len(inside.train_labels) // SAMPLES
-    own = {} if privacy is None else {"privacy": {"delta": DELTA, "seed": seed, **privacy}}
+    own: dict[str, Any] = (
+        {} if privacy is None else {"privacy": {"delta": DELTA, "seed": seed, **privacy}}
+    )
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         run = sizewise.federate(
             "mlp",

@@ -55,7 +55,8 @@ def clipped(gradients: list[Tensor]) -> list[Tensor]:
 
 def plain(module: nn.Module, inputs: Tensor, labels: Tensor) -> list[Tensor]:
     """Return the gradient of the batch."""
-    return list(torch.autograd.grad(cross_entropy(module, inputs, labels), module.parameters()))
+    value = cross_entropy(module, inputs, labels)
+    return list(torch.autograd.grad(value, list(module.parameters())))
 
 
 def one_by_one(module: nn.Module, inputs: Tensor, labels: Tensor) -> list[Tensor]:
@@ -86,7 +87,7 @@ def by_opacus(module: nn.Module, inputs: Tensor, labels: Tensor) -> list[Tensor]
     """Return the same from Opacus's hooks; the module is wrapped."""
     module.zero_grad(set_to_none=True)
     cross_entropy(module, inputs, labels).backward()  # type: ignore[no-untyped-call]
-    found = clipped([p.grad_sample for p in module.parameters()])  # type: ignore[misc]
+    found = clipped([p.grad_sample for p in module.parameters()])  # type: ignore[attr-defined]
     for parameter in module.parameters():
         parameter.grad_sample = None  # type: ignore[attr-defined]
     return found
