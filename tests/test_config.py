@@ -12,7 +12,7 @@ from sizewise import methods
 from sizewise.config import Config, MethodConfig, from_dict, load, make_method, make_task
 from sizewise.data.dataset import Dataset
 from sizewise.errors import ConfigError
-from sizewise.fleet.devices import make_fleet
+from sizewise.fleet.making import make_fleet
 from sizewise.methods.fedavg import FedAvg
 
 positive = st.floats(1e-6, 1e3)

@@ -38,7 +38,8 @@ from sizewise.exchange.plan import Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut, grid
 from sizewise.families.base import Method
-from sizewise.fleet.devices import Device, FleetConfig, make_fleet
+from sizewise.fleet.devices import Device, FleetConfig
+from sizewise.fleet.making import make_fleet
 from sizewise.methods import find
 from sizewise.methods.fedavg import FedAvg
 from sizewise.methods.fedrolex import FedRolex

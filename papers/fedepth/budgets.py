@@ -15,7 +15,8 @@ import torch
 import shared
 from shared import common, inside
 from sizewise.data.augment import Transform
-from sizewise.fleet.devices import SCENARIOS, FleetConfig, make_fleet
+from sizewise.fleet.devices import SCENARIOS, FleetConfig
+from sizewise.fleet.making import make_fleet
 from sizewise.methods import find
 from sizewise.runs.preparation import bytes_of_ratio, bytes_of_share
 from sizewise.steps.recipe import Recipe

@@ -11,7 +11,8 @@ from typing import Any
 from shared import HERE, choosing, common, fidelity, results, suite
 from sizewise import config, methods
 from sizewise.families.base import Method
-from sizewise.fleet.devices import Fleet, make_fleet
+from sizewise.fleet.devices import Fleet
+from sizewise.fleet.making import make_fleet
 from sizewise.runs.leaderboard import Board, Shape, Standing
 
 TASKS = ("cifar10", "femnist", "sst2")

@@ -12,7 +12,8 @@ from sizewise.exchange.plan import Plan, Refusal, Submodel, Update
 from sizewise.exchange.view import TensorSlice, View, whole
 from sizewise.fleet.attackers import Attackers, drawn, flipped
 from sizewise.fleet.attacks import AttackConfig, Crowd, sent
-from sizewise.fleet.devices import FleetConfig, GroupConfig, make_fleet
+from sizewise.fleet.devices import FleetConfig, GroupConfig
+from sizewise.fleet.making import make_fleet
 
 SERVER = {"w": torch.tensor([1.0, 1.0, 1.0]), "n": torch.tensor(3)}
 GROUPS = (GroupConfig(6, 1000, "small"), GroupConfig(4, 5000, "large"))

@@ -9,7 +9,8 @@ from sizewise import config as configs
 from sizewise.errors import ConfigError, UpdateRefused
 from sizewise.fleet import clock
 from sizewise.fleet.clock import Clock
-from sizewise.fleet.devices import Device, FleetConfig, GroupConfig, make_fleet
+from sizewise.fleet.devices import Device, FleetConfig, GroupConfig
+from sizewise.fleet.making import make_fleet
 from sizewise.fleet.profiles import PROFILES, REACHED
 from sizewise.runs import session
 

@@ -12,8 +12,8 @@ from sizewise.fleet.devices import (
     FleetConfig,
     GroupConfig,
     class_name,
-    make_fleet,
 )
+from sizewise.fleet.making import make_fleet
 
 
 def fleet_of(config: FleetConfig) -> Fleet:

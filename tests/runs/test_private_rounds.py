@@ -16,7 +16,8 @@ from sizewise.errors import CheckpointError, ConfigError
 from sizewise.exchange.plan import Plan, Update
 from sizewise.exchange.state import State
 from sizewise.exchange.view import cut, grid
-from sizewise.fleet.devices import FleetConfig, GroupConfig, make_fleet
+from sizewise.fleet.devices import FleetConfig, GroupConfig
+from sizewise.fleet.making import make_fleet
 from sizewise.privacy.accounting import epsilon
 from sizewise.privacy.config import PrivacyConfig
 from sizewise.runs import session

@@ -10,11 +10,9 @@ the same on every machine, and `predict` gives exactly what a `Meter` around the
         training_step(model, optimizer, images, labels)
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sizewise.errors import ConfigError, ModelError
+from sizewise.memory.fingerprints import fingerprint
 from sizewise.memory.ledger import Footprint, Ledger
 from sizewise.memory.meter import Meter, OutOfBudget
 from sizewise.steps.optimizers import Optimizer, Sgd
@@ -124,8 +123,8 @@ def _known(module: nn.Module, learning: frozenset[str], spec: "_Spec") -> Cost:
     """Return what a step takes, if it is known; else find out."""
     try:
         step = spec.batch, spec.step, spec.anchored, spec.training, spec.device
-        key = _fingerprint((module, learning, step), {})
-        whole = key, _fingerprint(spec.optimizer, {})
+        key = fingerprint((module, learning, step), {})
+        whole = key, fingerprint(spec.optimizer, {})
         known = _costs.get(whole)
     except Exception:  # something in it cannot be compared with anything, so nothing is known
         return _predict(module, learning, spec).cost(spec.optimizer)
@@ -180,44 +179,6 @@ def learning_names(module: nn.Module, prefixes: Collection[str] | None) -> froze
             "name some as trainable, or ask for training=False"
         )
     return frozenset(names)
-
-
-_ATOMS = frozenset({bool, int, str, type(None)})
-
-
-def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
-    """Return a value that is equal for modules, steps and batches that need the same bytes."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return value  # type: ignore[no-any-return]
-    if kind in (dict, OrderedDict) and not value:
-        return ()  # A table of hooks; every layer has a dozen.
-    if isinstance(value, Tensor | nn.Module):
-        # The number tells tied weights and shared layers from equal ones.
-        if id(value) in seen:
-            return seen[id(value)]
-        seen[id(value)] = len(seen)
-        if isinstance(value, Tensor):
-            return value.dtype, value.shape, value.stride()
-        return type(value), _fingerprint(vars(value), seen)
-    if isinstance(value, partial):
-        return _fingerprint((value.func, value.args, value.keywords), seen)
-    if isinstance(value, Mapping):
-        # Most are whole numbers and words, or empty: asking is cheaper than a call for each.
-        return tuple(
-            [
-                (key, item if type(item) in _ATOMS else _fingerprint(item, seen))
-                for key, item in value.items()
-            ]
-        )
-    if isinstance(value, list | tuple):
-        return tuple(_fingerprint(item, seen) for item in value)
-    if isinstance(value, set):
-        return frozenset(value)
-    if isinstance(value, MethodType):
-        # Its answer may depend on its object, and a cache must not keep that alive.
-        raise TypeError("a bound method has no fingerprint")
-    return value  # type: ignore[no-any-return]
 
 
 def _predict(module: nn.Module, learning: frozenset[str], spec: _Spec) -> "_Run":

@@ -23,7 +23,8 @@ from sizewise.exchange.state import State
 from sizewise.families.base import Method
 from sizewise.families.widthwise import Widthwise
 from sizewise.fleet.attackers import drawn, flipped
-from sizewise.fleet.devices import Fleet, make_fleet
+from sizewise.fleet.devices import Fleet
+from sizewise.fleet.making import make_fleet
 from sizewise.memory import accounting
 from sizewise.models.memory import identity
 from sizewise.runs.cuts import Cuts

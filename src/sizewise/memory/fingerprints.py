@@ -1,0 +1,54 @@
+"""What a step's bytes depend on, as a value that can be compared."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+_ATOMS = frozenset({bool, int, str, type(None)})
+
+
+def fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
+    """Return a value that is equal for modules, steps and batches that need the same bytes.
+
+    Args:
+        value: Any of them, or a structure of them.
+        seen: Numbers of the tensors and modules that were met, by their identity; empty at first.
+
+    Raises:
+        TypeError: Something in it cannot be compared.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return value  # type: ignore[no-any-return]
+    if kind in (dict, OrderedDict) and not value:
+        return ()  # A table of hooks; every layer has a dozen.
+    if isinstance(value, Tensor | nn.Module):
+        # The number tells tied weights and shared layers from equal ones.
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
+        if isinstance(value, Tensor):
+            return value.dtype, value.shape, value.stride()
+        return type(value), fingerprint(vars(value), seen)
+    if isinstance(value, partial):
+        return fingerprint((value.func, value.args, value.keywords), seen)
+    if isinstance(value, Mapping):
+        # Most are whole numbers and words, or empty: asking is cheaper than a call for each.
+        return tuple(
+            [
+                (key, item if type(item) in _ATOMS else fingerprint(item, seen))
+                for key, item in value.items()
+            ]
+        )
+    if isinstance(value, list | tuple):
+        return tuple(fingerprint(item, seen) for item in value)
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, MethodType):
+        # Its answer may depend on its object, and a cache must not keep that alive.
+        raise TypeError("a bound method has no fingerprint")
+    return value  # type: ignore[no-any-return]
