@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,19 @@ WORK = {
 }
 """By budget: a model that nearly fills it, its data, its batch."""
 
+CONTAINED = {
+    "20MB": ("preresnet20", "digits", 10),
+    "60MB": ("preresnet20", "digits", 32),
+    "200MB": ("preresnet20", "digits", 100),
+}
+"""Likewise, of a model whose messages are small beside its budget."""
 
-def make_config(budget: str, rounds: int) -> Config:
+Work = Mapping[str, tuple[str, str, int]]
+
+
+def make_config(work: Work, budget: str, rounds: int) -> Config:
     """Return FedAvg on one device of a budget, with little data: bytes are asked for, not time."""
-    model, data, batch = WORK[budget]
+    model, data, batch = work[budget]
     values = [f"rounds={rounds}", f"model.name={model}", f"data.name={data}", "engine.workers=1"]
     values += [f"recipe.batch={batch}", "recipe.epochs=1", "method.name=fedavg"]
     values += ["fleet.devices=1", "fleet.per_round=1", "data.train_limit=200"]
@@ -83,7 +92,7 @@ def memory(rounds: int, budgets: list[str]) -> None:
         common.head("budget", "model", "predicted MB", "waits in", "trains in", "at most, allowed")
     )
     for budget in budgets:
-        with deployed(make_config(budget, rounds)) as (folder, deployment):
+        with deployed(make_config(WORK, budget, rounds)) as (folder, deployment):
             node = deployment.supernode(0, f"memory='{budget}'")
             time.sleep(2)
             waiting, peak = taken(node.pid), 0
@@ -104,7 +113,7 @@ def container(rounds: int, budgets: list[str]) -> None:
     for budget in budgets:
         limit = usage.BASE + usage.RESERVE + parse_bytes(budget, "budget")
         with (
-            deployed(make_config(budget, rounds)) as (folder, deployment),
+            deployed(make_config(CONTAINED, budget, rounds)) as (folder, deployment),
             memory_group(limit) as group,
         ):
             try:
@@ -209,9 +218,9 @@ def main() -> None:
     parser.add_argument("what", choices=["memory", "container", "box", "upload"])
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
-    budgets = list(WORK)[:1] if options.smoke else list(WORK)
+    most = 1 if options.smoke else None
     if options.what == "memory":
-        memory(options.rounds or 2, budgets)
+        memory(options.rounds or 2, list(WORK)[:most])
     elif options.what == "upload":
         small = ["model.name=linear", "data.train_limit=200", "data.test_limit=50"]
         mini = ["model.name=preresnet8", "data.name=cifar10", "data.image_size=16"]
@@ -222,7 +231,7 @@ def main() -> None:
             options.rounds or (2 if options.smoke else 20), [8] if options.smoke else [200, 50, 100]
         )
     else:
-        container(options.rounds or (1 if options.smoke else 20), budgets)
+        container(options.rounds or (1 if options.smoke else 20), list(CONTAINED)[:most])
 
 
 if __name__ == "__main__":
