@@ -280,6 +280,16 @@ def test_the_leaderboard_is_that_of_the_results(
     assert all(f"`{name}" in page or f"| {name}" in page for name in methods.names())
 
 
+@pytest.mark.parametrize("task", ["cifar10", "femnist", "sst2"])
+def test_fleets_of_the_leaderboard_are_shares_of_what_the_whole_model_took(task: str) -> None:
+    about = tomllib.loads((PAPERS / f"leaderboard/{task}.toml").read_text())["about"]
+    path = PAPERS / f"leaderboard/{task}.mini.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for fleet in ("weak", "even", "tenth"):
+        for run in found.get(f"alllarge, {fleet}", ()):
+            assert set(run["peak_bytes"].values()) - {None} == {about["whole"]}
+
+
 @pytest.mark.parametrize("script", READERS)
 def test_a_program_reads_the_runs_of_a_suite(
     script: str, suite: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sizewise.api.comparing import Comparison, compare
-    from sizewise.api.planning import Preview, plan
+    from sizewise.api.planning import Preview, Recommendation, advise, plan
     from sizewise.api.running import FinishedRun, federate, resume
     from sizewise.config import Config
     from sizewise.errors import BudgetTooSmall, SizewiseError
@@ -32,7 +32,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "surgery.anatomy": ("Anatomy", "Staged", "anatomy"),
     "api.comparing": ("Comparison", "compare"),
-    "api.planning": ("Preview", "plan"),
+    "api.planning": ("Preview", "Recommendation", "advise", "plan"),
     "api.running": ("FinishedRun", "federate", "resume"),
     "config": ("Config",),
     "errors": ("BudgetTooSmall", "SizewiseError"),
@@ -68,6 +68,7 @@ __all__ = [
     "Plan",
     "Preview",
     "Recipe",
+    "Recommendation",
     "Refusal",
     "SizewiseError",
     "Staged",
@@ -81,6 +82,7 @@ __all__ = [
     "View",
     "Width",
     "Work",
+    "advise",
     "anatomy",
     "compare",
     "deployment",

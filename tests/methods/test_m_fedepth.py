@@ -11,6 +11,7 @@ from sizewise.engines.local import LocalEngine
 from sizewise.fleet.devices import Device
 from sizewise.methods import find
 from sizewise.methods.fedepth import FeDepth
+from sizewise.methods.fedepth.schedule import in_order
 from sizewise.methods.m_fedepth import MFeDepth
 
 
@@ -137,3 +138,15 @@ def test_tokens_have_heads_like_the_models_own() -> None:
     assert inside <= update.tensors.keys()
     exits = method.submodels.module(plan.submodel).exits
     assert all(isinstance(part, nn.Sequential) for part in exits.values())  # type: ignore[union-attr, operator]
+
+
+def test_idle_heads_do_not_keep_the_deployed_one_from_being_trained() -> None:
+    # Blocks that grow, so that the last is the costliest.
+    task = make_task("cnn", {"layers": [2, 4, 8, 32]})
+    plain = MFeDepth(task)
+    last = len(plain.submodels.parts.blocks) - 1
+    alone = in_order([plain.scheduler.run(None, last, last + 1, ())])
+    room = plain.scheduler.peak(alone)
+    for memory, blocks in ((room, "blocks 3"), (room - 1, "blocks 1-2")):
+        method = MFeDepth(replace(task, budgets=(memory,)))
+        assert method.plan(method.setup(), Device(0, "some", memory), 0).submodel.label == blocks

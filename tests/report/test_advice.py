@@ -74,7 +74,7 @@ def test_levers_that_change_nothing_are_not_shown(advised: Advice) -> None:
 
 def fit(name: str, accuracy: float, reach: float, seconds: float | None, sent: float) -> Fit:
     there = leaderboard.Standing(name, name, "none", accuracy, None, 1, 1, 1, 1, 1, (accuracy,))
-    return Fit(name, name, "none", reach, 1, sent, 1, seconds, (), there)
+    return Fit(name, name, "none", reach, 1, sent, 1, seconds, (), 0.0, there)
 
 
 def found(*fits: Fit, interval: float | None) -> Advice:
@@ -90,6 +90,12 @@ def test_the_best_that_reaches_the_devices_is_advised() -> None:
     chosen = found(far, near, interval=None)
     assert chosen.recommended is near
     assert "it is number 2 with 80.0 %" in chosen.reason()
+
+
+def test_what_would_leave_much_of_the_model_untrained_is_not_advised() -> None:
+    best, next_best = fit("best", 0.9, 1.0, 1.0, 1), fit("next", 0.8, 1.0, 1.0, 1)
+    assert found(best, next_best, interval=None).recommended is best
+    assert found(replace(best, untrained=0.2), next_best, interval=None).recommended is next_best
 
 
 def test_of_those_alike_the_quickest_is_advised() -> None:

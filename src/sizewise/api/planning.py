@@ -1,4 +1,4 @@
-"""What a run would do, from Python: nothing is trained."""
+"""What a run would do, and which method to run, from Python: nothing is trained."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sizewise.api.arguments import Budgets, gather
-from sizewise.report import figures, tables
+from sizewise.errors import ConfigError
+from sizewise.report import advice, figures, tables
+from sizewise.report.advice import Advice
 from sizewise.runs import preview
 from sizewise.runs.cuts import Cuts
 
@@ -72,3 +74,70 @@ def plan(
     with given.memory.known_as(given.name):
         rows, cuts = preview.rows_and_cuts(config, given.memory.dataset)
     return Preview(tuple(rows), cuts)
+
+
+@dataclass(frozen=True, repr=False)
+class Recommendation:
+    """What every method would do on a fleet, and which to use. It prints as `sizewise advise` does.
+
+    Attributes:
+        advice: All that was found.
+    """
+
+    advice: Advice
+
+    @property
+    def method(self) -> str | None:
+        """The method to use, for `federate`; None if none of the leaderboard can be used."""
+        return None if (fit := self.advice.recommended) is None else fit.method
+
+    @property
+    def levers(self) -> str:
+        """What `recipe.levers` should be then."""
+        return "none" if (fit := self.advice.recommended) is None else fit.levers
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence."""
+        return self.advice.reason()
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return a row for each method that fits, the best of the leaderboard first."""
+        import pandas
+
+        whole = ("classes", "elsewhere")
+        rows = self.advice.to_dict()["methods"]
+        return pandas.DataFrame([{k: v for k, v in r.items() if k not in whole} for r in rows])
+
+    def __repr__(self) -> str:
+        """Return the table and the sentence."""
+        return tables.text(partial(tables.show_advice, self.advice))
+
+
+def advise(
+    model: object,
+    data: object = "digits",
+    *,
+    budgets: Budgets = None,
+    rounds: int = 20,
+    patience: float = advice.PATIENCE,
+    **tables: Any,
+) -> Recommendation:
+    """Return what every method would do with a model on a fleet, and which to use.
+
+    Args:
+        model: As for `federate`.
+        data: As for `federate`.
+        budgets: As for `federate`.
+        rounds: How many.
+        patience: Seconds of the processor after which no further method is planned.
+        **tables: As for `federate`.
+
+    Raises:
+        SizewiseError: Something cannot be used as it stands.
+    """
+    given = gather("advise", model, data, budgets, rounds, tables)
+    if tables.get("method_options"):
+        raise ConfigError("advise looks at every method, each with its defaults: no method_options")
+    with given.memory.known_as(given.name):
+        return Recommendation(advice.advise(given.tables, patience, given.memory.dataset))

@@ -33,7 +33,8 @@ LOOKED_AT = 500
 """Devices that are looked at for what a round takes: those of as many rounds as have so many."""
 
 SHORT = 0.1
-"""By how much less of the devices than on the leaderboard a method may reach to be advised."""
+"""What a method may lack to be advised: of the devices that it reached on the leaderboard, and of
+the model, which nobody trains then."""
 
 Tables = Mapping[str, Any]
 
@@ -52,6 +53,7 @@ class Fit:
         flops: FLOPs of a round on devices, likewise.
         seconds: Simulated time of a round, likewise; None if the speed of no device is known.
         classes: What each class of devices would do, as `sizewise plan --json` has it, in short.
+        untrained: The share of the model that none of them trains.
         elsewhere: What it reached on the nearest fleet of the leaderboard.
     """
 
@@ -64,6 +66,7 @@ class Fit:
     flops: float
     seconds: float | None
     classes: tuple[Mapping[str, Any], ...]
+    untrained: float = 0.0
     elsewhere: Standing | None = None
 
 
@@ -100,6 +103,7 @@ class Advice:
             if fit.elsewhere is not None
             and not fit.elsewhere.note
             and fit.reach >= fit.elsewhere.reach - SHORT
+            and fit.untrained <= SHORT
         ]
         if not known:
             return None
@@ -143,19 +147,20 @@ class Advice:
         )
 
 
-def advise(tables: Tables, patience: float = PATIENCE) -> Advice:
+def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None = None) -> Advice:
     """Return what methods would do for a config, and which one to use.
 
     Args:
         tables: The config's tables; the method that they name gives its options to itself only.
         patience: Seconds after which no further method is planned.
+        dataset: Data that is in memory already, in the place of what the config names.
 
     Raises:
         SizewiseError: The config is bad for every method.
     """
     start = time.process_time()
     config = _chosen("fedavg", "auto", tables)
-    dataset = loaded(config)
+    dataset = dataset or loaded(config)
     setting = prepare(config, dataset)
     shape = _shape(setting)
     board = leaderboard.nearest(leaderboard.read(), shape, bool(dataset.vocabulary))
@@ -230,6 +235,7 @@ def _fit(name: str, method: str, levers: str, tables: Tables, dataset: Dataset) 
         flops,
         seconds,
         tuple({key: row.get(key) for key in (*kept, "steps", "flops", "refused")} for row in rows),
+        0.0 if (left := rows[0]["untrained"]) is None else left["share"],
     )
 
 

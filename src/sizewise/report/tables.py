@@ -169,14 +169,11 @@ def show_plan(
     console = console or _console()
     for table in fitted(console.width, columns[:3], columns[3:]):
         console.print(table)
-    merge = rows[0]["merge"] if rows else None
-    for words in (
-        None if cuts is None else str(cuts),
-        rows[0]["blocks"] if rows else None,
-        None if merge is None else merge["said"],
-    ):
-        if words is not None:
-            console.print(words, soft_wrap=True)
+    if cuts is not None:
+        console.print(str(cuts), soft_wrap=True)
+    for note in ("blocks", "merge", "untrained"):
+        if rows and (said := rows[0][note]) is not None:
+            console.print(said if isinstance(said, str) else said["said"], soft_wrap=True)
     for row in rows:
         if row["refused"]:
             console.print(f"{row['group']}: {row['refused']}", soft_wrap=True)

@@ -14,6 +14,7 @@ from sizewise.runs import picture
 from sizewise.runs.cuts import Cuts
 from sizewise.runs.merge_outlook import outlook
 from sizewise.runs.preparation import Setting, checked, prepare
+from sizewise.runs.untrained import untrained
 from sizewise.steps.levers import NONE
 from sizewise.training.loop import workload
 from sizewise.training.task import Task
@@ -44,7 +45,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
     state, blocks = setting.start, blocks_in_words(setting.method.task)
     full = picture.full_shapes(setting.method)
     names = picture.part_names(setting.method, state)
-    merge = outlook(setting)
+    merge, left = outlook(setting), untrained(setting)
     found = []
     for device, round_index, count in setting.fleet.classes():
         row: dict[str, Any] = {
@@ -54,6 +55,7 @@ def rows_of(setting: Setting, wishes: bool = True) -> list[dict[str, Any]]:
             "budget": device.memory,
             "blocks": blocks,
             "merge": None if merge is None else {**plain(merge), "said": str(merge)},
+            "untrained": None if left is None else {**plain(left), "said": str(left)},
         }
         refused: BudgetTooSmall | None = None
         try:

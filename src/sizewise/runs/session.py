@@ -35,6 +35,7 @@ from sizewise.runs.federation import Federation, check_fleet
 from sizewise.runs.folder import RunFolder
 from sizewise.runs.preparation import Setting, checked, prepare
 from sizewise.runs.private_rounds import PrivateRounds
+from sizewise.runs.untrained import untrained
 from sizewise.torch_tools import placement
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ def started(
         merge_outlook.check(merge := merge_outlook.outlook(setting))
         if merge is not None and merge.thin:
             log.warning("%s", merge)
+        if (left := untrained(setting)) is not None:
+            log.warning("%s", left)
         folder = RunFolder.create(out or new_name(config), setting.config)
         try:
             yield _federation(setting, folder, remote, cuts)

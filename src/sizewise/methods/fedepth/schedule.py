@@ -111,7 +111,25 @@ class Scheduler:
             return self.run(memory, start, stop, skipped)
 
         packing = self._pack(memory, stage, self.least)
-        return in_order([stage(run.start, run.stop) for run in packing.stages])
+        runs = [stage(run.start, run.stop) for run in packing.stages]
+        last = len(self.submodels.parts.blocks) - 1
+        if last in packing.skipped:
+            runs = self._beside(stage(last, last + 1), runs, memory)
+        return in_order(runs)
+
+    def _beside(self, last: Schedule, runs: list[Schedule], memory: int) -> list[Schedule]:
+        """Return the runs that leave room for the last block, and it; without any room, all runs.
+
+        Only the last block's head is deployed. The heads of other runs lie idle meanwhile, and must
+        not be why nobody trains it.
+        """
+        kept: list[Schedule] = []
+        for run in (last, *reversed(runs)):
+            if self.least(in_order([run, *kept])) <= memory:
+                kept.insert(0, run)
+            elif run is last:
+                return runs
+        return kept
 
     def _bypassed(self, memory: int) -> tuple[int, ...]:
         """Return the blocks that do not fit alone and are not even run."""
