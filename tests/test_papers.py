@@ -286,8 +286,8 @@ def test_fleets_of_the_leaderboard_are_shares_of_what_the_whole_model_took(task:
     path = PAPERS / f"leaderboard/{task}.mini.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     for fleet in ("weak", "even", "tenth"):
-        for run in found.get(f"alllarge, {fleet}", ()):
-            assert set(run["peak_bytes"].values()) - {None} == {about["whole"]}
+        for result in found.get(f"alllarge, {fleet}", ()):
+            assert set(result["peak_bytes"].values()) - {None} == {about["whole"]}
 
 
 @pytest.mark.parametrize("script", READERS)
