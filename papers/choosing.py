@@ -11,7 +11,8 @@
     values = [0.001, 0.003, 0.01]
 
 The value with the best validation score wins, the first of equals; the test set has no say. A
-variant takes the value of its row. All that was tried is kept in `NAME.SCALE.choice.json`.
+variant takes the value of its row or, with `variants = true`, chooses among the same ones. All that
+was tried is kept in `NAME.SCALE.choice.json`.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ class Choice:
     values: tuple[float, ...]
     column: str = ""
     seed: int = 0
+    variants: bool = False
     row: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @staticmethod
@@ -60,24 +62,24 @@ class Choice:
         own = self.row.get(row, {})
         return Grid(own.get("key", self.key), tuple(own.get("values", self.values)))
 
-    def candidates(self, row: str, tables: Tables) -> dict[str, Tables]:
-        """Return a row with each of its values, by what the run is called."""
-        grid = self.grid(row)
+    def candidates(self, row: str, grid: Grid, tables: Tables) -> dict[str, Tables]:
+        """Return a row with each of some values, by what the run is called."""
         where = f", {self.column}" if self.column else ""
         return {
             f"{row}{where}, {grid.key} {value:g}": grid.assigned(tables, value)
             for value in grid.values
         }
 
-    def best(self, row: str, tables: Tables, find: Callable[[Tables, int], Result | None]) -> float:
+    def best(
+        self, grid: Grid, tables: Tables, find: Callable[[Tables, int], Result | None]
+    ) -> float:
         """Return the value of a row that validates best: the first if it cannot be run at all.
 
         Args:
-            row: The row.
-            tables: Its config's tables in the column in which is chosen.
+            grid: The values.
+            tables: The row's config's tables in the column in which is chosen.
             find: Returns the result of tables and a seed, all of which were tried.
         """
-        grid = self.grid(row)
         scores = []
         for value in grid.values:
             result = find(grid.assigned(tables, value), self.seed) or {}

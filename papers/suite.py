@@ -55,7 +55,7 @@ def inline(value: Any) -> str:
 
 
 def with_variants(suite: Mapping[str, Any]) -> Iterator[tuple[str, str, Sequence[Tables]]]:
-    """Yield the rows of a suite: name, the row whose chosen value counts, and its changes."""
+    """Yield the rows of a suite: name, the row that it is or varies, and its changes."""
     for row, own in suite["row"].items():
         yield row, row, (own,)
     for name, variant in suite.get("variant", {}).items():
@@ -111,11 +111,13 @@ class Suite:
             names = [name for column in columns if (name := named(row, column)) in wanted]
             if not names:
                 continue
-            tables = before[named(like, choice.column)]
-            self.carry_out(choice.candidates(like, tables), [choice.seed], self.tried)
-            value = choice.best(like, tables, self.find)
+            grid, chooser = choice.grid(like), row if choice.variants else like
+            tables = before[named(chooser, choice.column)]
+            candidates = choice.candidates(chooser, grid, tables)
+            self.carry_out(candidates, [choice.seed], self.tried)
+            value = choice.best(grid, tables, self.find)
             for name in names:
-                self.rows[name] = choice.grid(like).assigned(self.rows[name], value)
+                self.rows[name] = grid.assigned(self.rows[name], value)
 
     def carry_out(self, rows: Mapping[str, Tables], seeds: Sequence[int], into: Results) -> None:
         """Run what is missing of rows, and keep each result as it comes."""

@@ -253,6 +253,13 @@ def test_a_suite_chooses_and_keeps_what_it_found(
         name: runs for name, runs in found.items() if name != "fedavg, large"
     }
 
+    # A variant that chooses for itself; the rate that it had is known.
+    path.write_text(CHOOSING.replace("[choose]", "[choose]\nvariants = true"))
+    made.clear()
+    run(PAPERS / "suite.py", path, "--seeds", "0", "--only", "fedavg, quick, large")
+    others = [lr for lr in ("1e-09", "0.1", "0.2") if f"recipe.lr {lr}" not in best]
+    assert made == [f"fedavg, quick, large, recipe.lr {lr}, seed 0" for lr in others]
+
 
 def test_results_of_earlier_versions_have_the_seeds_of_their_places(tmp_path: Path) -> None:
     results = defined(PAPERS / "results.py")["Results"]

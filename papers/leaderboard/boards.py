@@ -142,7 +142,7 @@ class Task:
         choice = choosing.Choice.read(self.tables)
         if choice is None:
             return None
-        grid = choice.grid(row)
+        grid = choice.grid(row.partition(",")[0])
         tried = {
             value: self.tried.get(f"{row}, {choice.column}, {grid.key} {value:g}")
             for value in grid.values

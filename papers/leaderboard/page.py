@@ -118,6 +118,48 @@ def cheaper(board: Board) -> Iterator[str]:
 CLOSE = 0.02
 """By how much a row may be behind the first to count as close."""
 
+KINDS = {
+    "one model for all": ("fedavg", "fedprox", "fedadam", "small", "allsmall"),
+    "width": ("heterofl", "fjord", "fedrolex", "feddropout", "splitmix"),
+    "depth": ("fedepth", "m-fedepth", "slt", "depthfl", "inclusivefl"),
+    "both": ("nefl",),
+}
+"""What methods give a device less of."""
+
+
+def why(board: Board) -> str:
+    """Return what bytes, weak devices, levers and kinds of methods make out on a board."""
+    rows = {row.name: row for row in board.rows}
+    best = board.fair[0].accuracy
+    said = []
+    if whole := rows.get("alllarge"):
+        gap = 100 * (whole.accuracy - best)
+        said.append(
+            f"Without budgets (`alllarge`) it would be {percent(whole.accuracy)}: {gap:+.1f}"
+        )
+    if strong := rows.get("exclusive"):
+        gap = 100 * (best - strong.accuracy)
+        said.append(
+            f"with the devices alone that hold the whole model (`exclusive`), "
+            f"{percent(strong.accuracy)}: the others are worth {gap:+.1f}"
+        )
+    pairs = [
+        row.accuracy - rows[row.method].accuracy
+        for row in board.rows
+        if row.levers != "none" and row.method in rows
+    ]
+    if pairs:
+        better = sum(change > 0 for change in pairs)
+        said.append(
+            f"levers change a row by {100 * fmean(pairs):+.1f} in the mean, {better} of "
+            f"{len(pairs)} for the better"
+        )
+    kinds = []
+    for kind, methods_of_it in KINDS.items():
+        if first := next((row for row in board.fair if row.method in methods_of_it), None):
+            kinds.append(f"{kind} `{first.name}` {percent(first.accuracy)}")
+    return f"{'; '.join(said)}. The best of each kind: {', '.join(kinds)}."
+
 
 def choice(boards: Sequence[Board]) -> str:
     """Return which rows are nearest to the first over all tasks of a fleet."""
@@ -160,6 +202,7 @@ def sections(tasks: Sequence[Task]) -> Iterator[str]:
             yield from wrapped(choice([board for _, board in found]))
         for task, board in found:
             yield from wrapped(verdict(board))
+            yield from wrapped(why(board))
             yield from table(board)
             yield ""
             if lacking := task.missing(column):
@@ -187,9 +230,11 @@ def rates(tasks: Sequence[Task]) -> Iterator[str]:
     for row in dict.fromkeys(row for task in tasks for row in task.tables["row"]):
         cells = []
         for task in tasks:
-            rate = task.rate(row) if row in task.tables["row"] else None
-            server = rate is not None and rate[0] == "recipe.server_lr"
-            cells.append("" if rate is None else f"{rate[1]:g}{' (server)' if server else ''}")
+            plain_row, levers = task.rate(row), task.rate(f"{row}, levers")
+            said = "" if plain_row is None else f"{plain_row[1]:g}"
+            said += "" if levers is None else f", levers {levers[1]:g}"
+            server = plain_row is not None and plain_row[0] == "recipe.server_lr"
+            cells.append(f"{said}{' (server)' if server else ''}")
         yield f"| {row} | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
