@@ -49,7 +49,14 @@ def run(done: Path, tmp_path: Path) -> Path:
 def watching(run: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The command as a user starts it, and its port."""
     command = [sys.executable, "-m", "sizewise", "report", "--watch", str(run)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background, interrupts are ignored, and so by what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("http://127.0.0.1:"), line
