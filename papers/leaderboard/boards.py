@@ -115,6 +115,7 @@ class Task:
             self.shape(column),
             tuple(sorted(rows, key=lambda row: -row.accuracy)),
             interval([row.by_seed for row in rows]),
+            self.tables.get("same", {}),
         )
 
     def _standing(self, name: str, column: str, runs: Sequence[results.Result]) -> Standing:

@@ -163,22 +163,22 @@ def why(board: Board) -> str:
 
 def choice(boards: Sequence[Board]) -> str:
     """Return which rows are nearest to the first over all tasks of a fleet."""
-    names = [{row.name for row in board.fair} for board in boards]
+    standings = [
+        {name: row for name, row in board.by_name.items() if not row.note} for board in boards
+    ]
+    firsts = [board.fair[0].accuracy for board in boards]
     behind = {
         name: fmean(
-            board.fair[0].accuracy - row.accuracy
-            for board in boards
-            for row in board.fair
-            if row.name == name
+            first - rows[name].accuracy for first, rows in zip(firsts, standings, strict=True)
         )
-        for name in set.intersection(*names)
+        for name in set.intersection(*map(set, standings))
     }
     order = sorted(behind, key=lambda name: (behind[name], name))[:3]
     listed = ", ".join(f"`{name}` ({100 * behind[name]:.1f} points behind)" for name in order)
     best = order[0]
-    rows = [row for board in boards for row in board.fair if row.name == best]
     where = boards[0].title if len(boards) == 1 else f"{len(boards)} tasks"
-    low, high = (f"{100 * end(row.reach for row in rows):.0f}" for end in (min, max))
+    reached = [rows[best].reach for rows in standings]
+    low, high = (f"{100 * end(reached):.0f}" for end in (min, max))
     return (
         f"**Use `{best}`**: over {where} it is nearest to the first in the mean: {listed}. It "
         f"reached {low if low == high else f'{low} to {high}'} % of the devices that were asked."
@@ -248,6 +248,8 @@ def absent(tasks: Sequence[Task]) -> Iterator[str]:
         reasons: dict[str, list[str]] = {}
         for name, why in task.tables["absent"].items():
             reasons.setdefault(why, []).append(f"`{name}`")
+        for name, row in task.tables.get("same", {}).items():
+            reasons.setdefault(f"trained as in the row `{row}`", []).append(f"`{name}`")
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         lines = textwrap.wrap(f"{task.tables['about']['title']}: {said}.", 103)
         yield from (f"- {lines[0]}", *(f"  {line}" for line in lines[1:]))

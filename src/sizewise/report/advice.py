@@ -168,7 +168,7 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
     refused: dict[str, str] = {}
     left: list[str] = []
     for method, levers in _wanted(board):
-        name = method if levers == "none" else f"{method}, levers"
+        name = leaderboard.row_name(method, levers)
         if fits and time.process_time() - start > patience:
             left.append(name)
             continue
@@ -188,10 +188,11 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
 
 def _wanted(board: Board) -> Iterator[tuple[str, str]]:
     """Yield methods with and without levers: first those that may be advised, the best first."""
+    others = [(m, levers) for levers in ("none", "auto") for m in sorted(methods.names())]
     known = [(row.method, row.levers) for row in sorted(board.rows, key=lambda row: bool(row.note))]
+    known += [one for one in others if one not in known and board.standing(*one) is not None]
     yield from known
-    for levers in ("none", "auto"):
-        yield from ((m, levers) for m in sorted(methods.names()) if (m, levers) not in known)
+    yield from (one for one in others if one not in known)
 
 
 def _shape(setting: Setting) -> Shape:
