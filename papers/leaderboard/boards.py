@@ -75,6 +75,12 @@ class Task:
             round(self.tables["about"]["least"] / whole, 4),
         )
 
+    def standings(self, board: Board) -> dict[str, Standing]:
+        """Return the rows of a board that may be advised, and those that are trained as one."""
+        found = {row.name: row for row in board.fair}
+        same: dict[str, str] = self.tables.get("same", {})
+        return found | {name: found[row] for name, row in same.items() if row in found}
+
     def names(self) -> list[str]:
         """Return the rows in the order of the suite, without their columns."""
         return [row for row, _, _ in suite.with_variants(self.tables)]
@@ -115,7 +121,6 @@ class Task:
             self.shape(column),
             tuple(sorted(rows, key=lambda row: -row.accuracy)),
             interval([row.by_seed for row in rows]),
-            self.tables.get("same", {}),
         )
 
     def _standing(self, name: str, column: str, runs: Sequence[results.Result]) -> Standing:

@@ -161,12 +161,10 @@ def why(board: Board) -> str:
     return f"{'; '.join(said)}. The best of each kind: {', '.join(kinds)}."
 
 
-def choice(boards: Sequence[Board]) -> str:
+def choice(found: Sequence[tuple[Task, Board]]) -> str:
     """Return which rows are nearest to the first over all tasks of a fleet."""
-    standings = [
-        {name: row for name, row in board.by_name.items() if not row.note} for board in boards
-    ]
-    firsts = [board.fair[0].accuracy for board in boards]
+    standings = [task.standings(board) for task, board in found]
+    firsts = [board.fair[0].accuracy for _, board in found]
     behind = {
         name: fmean(
             first - rows[name].accuracy for first, rows in zip(firsts, standings, strict=True)
@@ -176,7 +174,7 @@ def choice(boards: Sequence[Board]) -> str:
     order = sorted(behind, key=lambda name: (behind[name], name))[:3]
     listed = ", ".join(f"`{name}` ({100 * behind[name]:.1f} points behind)" for name in order)
     best = order[0]
-    where = boards[0].title if len(boards) == 1 else f"{len(boards)} tasks"
+    where = found[0][1].title if len(found) == 1 else f"{len(found)} tasks"
     reached = [rows[best].reach for rows in standings]
     low, high = (f"{100 * end(reached):.0f}" for end in (min, max))
     return (
@@ -199,7 +197,7 @@ def sections(tasks: Sequence[Task]) -> Iterator[str]:
         if left := [task.tables["about"]["title"] for task in tasks if task not in done]:
             yield from wrapped(f"Left out until all rows were run here: {', '.join(left)}.")
         if found:
-            yield from wrapped(choice([board for _, board in found]))
+            yield from wrapped(choice(found))
         for task, board in found:
             yield from wrapped(verdict(board))
             yield from wrapped(why(board))

@@ -103,6 +103,9 @@ def test_of_those_alike_the_quickest_is_advised() -> None:
     assert found(slow, quick, interval=None).recommended is slow
     assert found(slow, quick, interval=0.02).recommended is quick
     assert "not told apart from the first" in found(slow, quick, interval=0.02).reason()
+    # However uncertain the board is, what seems far better is taken.
+    far = fit("far", 0.87, 1.0, 1.0, 2)
+    assert found(slow, far, interval=0.05).recommended is slow
     unknown = [replace(one, seconds=None) for one in (slow, quick)]
     assert found(*unknown, interval=0.02).recommended is unknown[0]
     partial = replace(quick, reach=0.95)

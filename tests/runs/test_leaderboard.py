@@ -65,22 +65,12 @@ def test_first_are_those_that_cannot_be_told_apart() -> None:
     assert first(0.04) == ["a", "b"]
 
 
-def test_a_row_that_is_trained_as_another_stands_where_it_does() -> None:
-    same = {"c, levers": "a", "d, levers": "never run"}
-    found = replace(board(Shape(((1.0, 1.0),), 0.9)), same=same)
-    assert found.standing("c", "auto") is found.standing("a", "none")
-    assert found.standing("c", "none") is None
-    assert found.standing("d", "auto") is None
-
-
 def test_what_is_shipped_can_be_read() -> None:
     boards = leaderboard.read()
     assert boards
     for found in boards:
         assert sum(part for _, part in found.shape.shares) == pytest.approx(1)
         assert {row.method for row in found.rows} <= set(methods.names())
-        assert {name.partition(",")[0] for name in found.same} <= set(methods.names())
-        assert not {row.name for row in found.rows} & set(found.same)
         accuracies = [row.accuracy for row in found.rows]
         assert accuracies == sorted(accuracies, reverse=True)
         assert found.first

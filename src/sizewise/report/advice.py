@@ -36,6 +36,10 @@ SHORT = 0.1
 """What a method may lack to be advised: of the devices that it reached on the leaderboard, and of
 the model, which nobody trains then."""
 
+CLOSE = 0.02
+"""By how much less than the best a method may have reached on the leaderboard to be advised for
+what it saves, if the seeds there cannot tell the two apart."""
+
 Tables = Mapping[str, Any]
 
 
@@ -94,8 +98,9 @@ class Advice:
     def recommended(self) -> Fit | None:
         """The best method of the board that reaches as many devices here; None if there is none.
 
-        Of several that the board cannot tell apart, the one that reaches most devices here; then
-        the one that takes least time or, if no device's speed is known, sends least.
+        Of several that the board cannot tell apart and that are close, the one that reaches most
+        devices here; then the one that takes least time or, if no device's speed is known, sends
+        least.
         """
         known = [
             (fit, fit.elsewhere)
@@ -108,7 +113,7 @@ class Advice:
         if not known:
             return None
         best = max(standing.accuracy for _, standing in known)
-        margin = self.board.interval or 0.0
+        margin = min(self.board.interval or 0.0, CLOSE)
         first = [fit for fit, standing in known if standing.accuracy >= best - margin]
         return min(first, key=lambda fit: (-round(fit.reach, 2), fit.seconds or 0.0, fit.sent))
 
@@ -188,11 +193,13 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
 
 def _wanted(board: Board) -> Iterator[tuple[str, str]]:
     """Yield methods with and without levers: first those that may be advised, the best first."""
-    others = [(m, levers) for levers in ("none", "auto") for m in sorted(methods.names())]
-    known = [(row.method, row.levers) for row in sorted(board.rows, key=lambda row: bool(row.note))]
-    known += [one for one in others if one not in known and board.standing(*one) is not None]
-    yield from known
-    yield from (one for one in others if one not in known)
+    every = [(m, levers) for levers in ("none", "auto") for m in sorted(methods.names())]
+
+    def order(one: tuple[str, str]) -> tuple[bool, bool, float]:
+        there = board.standing(*one)
+        return (True, False, 0.0) if there is None else (False, bool(there.note), -there.accuracy)
+
+    yield from sorted(every, key=order)
 
 
 def _shape(setting: Setting) -> Shape:

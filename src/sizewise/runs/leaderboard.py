@@ -7,7 +7,7 @@ levers, as in `Shape`.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -113,7 +113,6 @@ class Board:
         shape: What its devices hold of the whole model.
         interval: Half of the 95 % interval of a difference of two rows; None of a single seed.
         rows: What was reached, best first.
-        same: Rows that are trained as another of this fleet is, and that other.
     """
 
     task: str
@@ -124,7 +123,6 @@ class Board:
     shape: Shape
     rows: tuple[Standing, ...]
     interval: float | None = None
-    same: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def fair(self) -> tuple[Standing, ...]:
@@ -142,15 +140,9 @@ class Board:
         best, margin = self.fair[0], self.interval or 0.0
         return tuple(row for row in self.fair if row.accuracy >= best.accuracy - margin)
 
-    @cached_property
-    def by_name(self) -> Mapping[str, Standing]:
-        """All rows by their names, also those that are the same as another."""
-        found = {row.name: row for row in self.rows}
-        return found | {name: found[row] for name, row in self.same.items() if row in found}
-
     def standing(self, method: str, levers: str) -> Standing | None:
-        """Return the row of a method, if it has one or is trained as one."""
-        return self.by_name.get(row_name(method, levers))
+        """Return the row of a method, if it has one."""
+        return next((r for r in self.rows if (r.method, r.levers) == (method, levers)), None)
 
 
 def row_name(method: str, levers: str) -> str:
