@@ -259,7 +259,7 @@ def page(tasks: Sequence[Task]) -> list[str]:
     taken = ", ".join(f"{task.tables['about']['title']} {task.hours:.2f}" for task in tasks)
     lines += [
         "",
-        f"Hours on the clock so far, of a machine that others used as well: {taken}.",
+        f"Hours on the clock, of cores that others used as well: {taken}.",
     ]
     lines += [*fleets(tasks), *sections(tasks), *rates(tasks), *absent(tasks)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip().splitlines()
