@@ -11,12 +11,13 @@ changes. `[choose]` has values chosen for each row by validation (`choosing.py`)
 `sizewise run --json` gives.
 What is done is not run again: results go to `NAME.SCALE.json` beside the suite after each run, and
 are known there by their config (`results.py`); a table goes to `NAME.SCALE.md`. The folders of the
-runs, with all their logs, stay under `runs/papers/`. What cannot be run says why in the table.
+runs, with all their logs, stay under `runs/papers/`. What cannot be run says why in the table. With
+`--pack` nothing is run: what is under way is packed, to go on elsewhere (`unfinished.py`).
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from choosing import Choice
 from results import Result, Results, found, identity
 from sizewise import config
 from sizewise.report import comparison, execution, live
-from sizewise.report.comparison import Job, Outcome
+from sizewise.report.comparison import Job, Outcome, folder_name
+from unfinished import Unfinished
 
 Tables = dict[str, Any]
 
@@ -94,6 +96,7 @@ class Suite:
         stem = runs.suite.with_suffix("")
         self.results = Results(Path(f"{stem}.{runs.scale}.json"))
         self.tried = Results(Path(f"{stem}.{runs.scale}.choice.json"))
+        self.unfinished = Unfinished(Path(f"{stem}.{runs.scale}.unfinished"))
 
     def find(self, tables: Tables, seed: int) -> Result | None:
         """Return the result of a run that is done."""
@@ -123,6 +126,8 @@ class Suite:
         """Run what is missing of rows, and keep each result as it comes."""
         configs: dict[Path, str] = {}
         wanted: list[Job] = []
+        for row, seed in product(rows, seeds):
+            self.unfinished.unpack(self.runs.folder / folder_name(row, seed))
         for job in comparison.jobs(rows, seeds, self.runs.folder):
             if (known := self.find(rows[job.row], job.seed)) is not None:
                 if known not in into.rows.get(job.row, ()):
@@ -136,6 +141,7 @@ class Suite:
                 config = configs.pop(outcome.job.folder, None)
                 if config is not None and outcome.exit_code in (0, *REFUSED):
                     into.put(outcome.job.row, found(outcome, config))
+                    self.unfinished.drop(outcome.job.folder)
                 elif config is not None:
                     self.broken.append(f"{outcome.job.folder}: {outcome.error}")
 
@@ -157,8 +163,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="rows to run; default: all")
     parser.add_argument("--seeds", nargs="*", type=int, help="seeds to run; default: all")
+    parser.add_argument("--pack", action="store_true", help="pack what is under way, run nothing")
     chosen = parser.parse_args()
     suite = Suite(common.Runs(chosen.suite, chosen.scale), chosen.jobs)
+    if chosen.pack:
+        print(*suite.unfinished.pack(suite.runs.folder), sep="\n")
+        return
     names = [row for row in suite.rows if not chosen.only or row in chosen.only]
     suite.choose(names)
     rows = {row: suite.rows[row] for row in names}

@@ -59,7 +59,8 @@ OTHERS = {
 }
 """Those that have a test of their own each."""
 LIBRARIES = {
-    *("choosing.py", "common.py", "inside.py", "results.py", "leaderboard/boards.py"),
+    *("choosing.py", "common.py", "inside.py", "results.py", "unfinished.py"),
+    "leaderboard/boards.py",
     *(f"{p}/shared.py" for p in ("fedepth", "fedin", "leaderboard", "nefl", "slt")),
 }
 
@@ -259,6 +260,31 @@ def test_a_suite_chooses_and_keeps_what_it_found(
     run(PAPERS / "suite.py", path, "--seeds", "0", "--only", "fedavg, quick, large")
     others = [lr for lr in ("1e-09", "0.1", "0.2") if f"recipe.lr {lr}" not in best]
     assert made == [f"fedavg, quick, large, recipe.lr {lr}, seed 0" for lr in others]
+
+
+def test_a_run_goes_on_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = execution.carry_out_here
+    monkeypatch.setattr(execution, "carry_out", lambda wanted, _, watch: here(wanted, watch=watch))
+    (tmp_path / "tiny.toml").write_text(TINY)
+    only = (tmp_path / "tiny.toml", "--only", "slt")
+    run(PAPERS / "suite.py", *only)
+    result = json.loads((tmp_path / "tiny.mini.json").read_text())["slt"][0]["state_sha256"]
+
+    # As if it had been stopped after its first round.
+    (tmp_path / "tiny.mini.json").unlink()
+    (folder,) = (tmp_path / "runs/papers").glob("*/slt-0")
+    first = (folder / "history.jsonl").read_text().splitlines()[0]
+    (folder / "result.json").unlink()
+    (folder / "checkpoints/round-000002.safetensors").unlink()
+    run(PAPERS / "suite.py", *only, "--pack")
+    packed = tmp_path / "tiny.mini.unfinished/slt-0.tar.xz"
+    assert packed.exists()
+    shutil.rmtree(tmp_path / "runs")
+    run(PAPERS / "suite.py", *only)
+    assert (folder / "history.jsonl").read_text().splitlines()[0] == first  # With its seconds.
+    assert json.loads((tmp_path / "tiny.mini.json").read_text())["slt"][0]["state_sha256"] == result
+    assert not packed.parent.exists()
 
 
 def test_results_of_earlier_versions_have_the_seeds_of_their_places(tmp_path: Path) -> None:
