@@ -85,6 +85,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, datasets.DatasetDict]:
         return shelf[path]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("sizewise.data.hub.reachable", lambda: True)
     return shelf
 
 
@@ -356,6 +357,7 @@ def test_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ConnectionError("Couldn't reach it\nand a page of detail")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr("sizewise.data.hub.reachable", lambda: True)
     with pytest.raises(DataError, match=r"ConnectionError: Couldn't reach it\); .*data\.root") as e:
         sources.load("cifar10")
     assert "\n" not in str(e.value)

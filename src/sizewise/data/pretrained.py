@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sizewise.data import hub
 from sizewise.data.catalog import MEMORY
 from sizewise.errors import ConfigError, ModelError
 from sizewise.exchange.view import Tensors
@@ -41,10 +42,13 @@ def folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    online, files = hub.reachable(), ["*.json", STORED]
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", STORED]))
+        return Path(snapshot_download(name, allow_patterns=files, local_files_only=not online))
     except Exception as error:  # The network can fail in any way.
         reason = str(error).strip().partition("\n")[0]
+        if not online:
+            reason = "there is no network, and nothing was downloaded before"
         raise ConfigError(
             f"model.weights: {name!r} could not be loaded from the Hugging Face hub ({reason}); "
             "check the name and the connection, or give a folder"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sizewise.common.structure import nearest
-from sizewise.data import cache, files
+from sizewise.data import cache, files, hub
 from sizewise.data.catalog import DATASETS, Source
 from sizewise.data.columns import IMAGE_ENDINGS, find
 from sizewise.data.config import DataConfig
@@ -156,6 +156,8 @@ def _stored(name: str, root: str | None, reading: Reading) -> Dataset:
             "check the name and the connection, or set SIZEWISE_DATA or data.root to a folder "
             f"that holds {name}/train-*.parquet and {name}/test-*.parquet",
         ):
+            if not hub.reachable():
+                raise ConnectionError("there is no network")
             import datasets
 
             # It would report every retry; what counts is whether the last one worked.
