@@ -55,7 +55,7 @@ READERS = {
 
 OTHERS = {
     *("curves.py", "fidelity.py", "suite.py", "leaderboard/page.py", "lora/causal.py"),
-    *("nefl/fig3.py", "nefl/imagenet.py"),
+    *("leaderboard/stale.py", "nefl/fig3.py", "nefl/imagenet.py"),
 }
 """Those that have a test of their own each."""
 LIBRARIES = {
@@ -321,6 +321,21 @@ def test_fleets_of_the_leaderboard_are_shares_of_what_the_whole_model_took(task:
     for fleet in ("weak", "even", "tenth"):
         for result in found.get(f"alllarge, {fleet}", ()):
             assert set(result["peak_bytes"].values()) - {None} == {about["whole"]}
+
+
+def test_results_of_other_code_are_found(suite: Path, tmp_path: Path) -> None:
+    shutil.copy(suite, tmp_path)
+    stored = suite.with_suffix(".mini.json")
+    shutil.copy(stored, tmp_path)
+    check = (PAPERS / "leaderboard/stale.py", suite.stem, "--folder", tmp_path)
+    run(*check)
+    copy = tmp_path / stored.name
+    found = json.loads(copy.read_text())
+    found["NeFL, tiny"][0]["bytes_up"] += 4
+    copy.write_text(json.dumps(found))
+    with pytest.raises(Failed, match=r"NeFL, tiny, seed 0: sent [0-9,]+ bytes, and would send"):
+        run(*check)
+    run(*check, "--only", "slt")
 
 
 @pytest.mark.parametrize("script", READERS)
