@@ -158,6 +158,21 @@ def test_tokens_leave_through_a_head_of_their_own() -> None:
     assert [logits.shape for logits in module.logits(torch.randn(2, 1, 8, 8))] == [(2, 3)] * 3
 
 
+def test_a_head_is_drawn_once_and_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, drawn, build_one = make_task("vit", VIT), [], Task.build
+
+    def counted(self: Task, width: float = 1.0, draw: int = 0) -> nn.Module:
+        drawn.append(draw)
+        return build_one(self, width, draw)
+
+    monkeypatch.setattr(Task, "build", counted)
+    first, second = (dict(another_head(task, 2).named_parameters()) for _ in range(2))
+    assert drawn.count(2) == 1
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # Whoever trains the one does not train the other.
+    assert all(first[name].data_ptr() != second[name].data_ptr() for name in first)
+
+
 def test_features_leave_through_a_linear_layer() -> None:
     module = build(make_task("mlp", {"hidden": [8, 6, 4]}), 1, 2)
     assert module.exits["1"].weight.shape == (3, 6)

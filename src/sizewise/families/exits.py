@@ -30,6 +30,7 @@ from sizewise.surgery.anatomy import Anatomy
 from sizewise.surgery.dropping import stages
 from sizewise.surgery.in_place import InPlace, enter, holders
 from sizewise.surgery.links import channels_last
+from sizewise.torch_tools.remaking import clone, remade
 from sizewise.training.task import Task
 
 SPREAD = 4
@@ -302,7 +303,6 @@ def another_head(task: Task, draw: int) -> nn.Module:
         task: Says how to build the model.
         draw: Which of several independent initialisations.
     """
-    model, parts = task.build(draw=draw), task.parts
-    if isinstance(parts, InPlace):
-        return OwnHead(model, parts)
-    return nn.Sequential(*(model.get_submodule(path) for path in parts.head))
+    if isinstance(task.parts, InPlace):
+        return OwnHead(task.build(draw=draw), task.parts)
+    return remade(task.head(draw), clone)

@@ -111,10 +111,13 @@ class Submodels:
         """Return this process's working copy for submodels of these shapes."""
         key = submodel.shape_key
         if key not in self._copies:
-            pattern = self._patterns.get(key)
-            fresh = self._built(key) if pattern is None else self.twin(pattern)
-            self._copies[key] = self.working(fresh)
+            self._copies[key] = self.working(self.another(key))
         return self._copies[key]
+
+    def another(self, submodel: Submodel) -> nn.Module:
+        """Return a fresh model of a submodel's shapes: a copy, if one was built to look at."""
+        pattern = self._patterns.get(submodel.shape_key)
+        return self._built(submodel.shape_key) if pattern is None else self.twin(pattern)
 
     def twin(self, module: nn.Module) -> nn.Module:
         """Return a copy of a model, with tensors of its own but for those that are held."""

@@ -227,6 +227,22 @@ class Task:
             return None
         return selection.keep(self.channels, width, rounding="floor_min1")
 
+    def head(self, draw: int) -> nn.Module:
+        """Return the head of the model in one of its initialisations, to be copied.
+
+        A whole model is built for it and thrown away; submodels with the same exits all ask for it.
+        """
+        if draw not in self._heads:
+            model = self.build(draw=draw)
+            found = (model.get_submodule(path) for path in self.parts.head)
+            self._heads[draw] = nn.Sequential(*found)
+        return self._heads[draw]
+
+    @cached_property
+    def _heads(self) -> dict[int, nn.Module]:
+        """Heads that were drawn: a cache, never a result."""
+        return {}
+
     @cached_property
     def _checked(self) -> set[float]:
         """Widths at which the model has been seen to work: a cache, never a result."""

@@ -135,13 +135,12 @@ class BlockSubmodels(Submodels):
 
     def build(self, submodel: Any) -> nn.Module:
         """Build the model; for devices that take it apart, with ways out and peers."""
-        model, task = self.task.build(), self.task
         if not submodel.apart:
-            return model
+            return self.task.build()
         exits = {stop: self._exit(stop) for stop in submodel.exits}
-        peers = [task.build() for _ in range(submodel.peers)]
-        links = self.heads == "skip"
-        return Blockwise(model, self.parts, task.hidden_shapes, exits, links, peers)
+        model, *peers = (self.another(TakenApart()) for _ in range(1 + submodel.peers))
+        links, shapes = self.heads == "skip", self.task.hidden_shapes
+        return Blockwise(model, self.parts, shapes, exits, links, peers)
 
     def has_exit(self, stop: int) -> bool:
         """Return whether there are weights between so many blocks and the logits or the head."""
