@@ -2,15 +2,17 @@
 
     python papers/fidelity.py          # writes papers/FIDELITY.md from the committed results
 
-A suite says what its paper printed, as `[[published]]` tables: a setting, and a number for each
-row. Results are those of `NAME.SCALE.json` beside it. All rows of a suite share data, splits and
-devices of a seed, so seeds are blocks of a two-way layout: an accuracy is its row's, plus its
-seed's, plus an error. A difference of two rows has an interval of 95 % from the errors of all rows
-of its setting. A pair is reproduced if that interval lies on the published side of 0, contradicted
-if on the other, and not resolved if it holds 0. Of one seed nothing is known about errors.
+A suite says what its paper printed, as `[[published]]` tables: a setting, a number for each row,
+and under `notes`, by scale, what we know of pairs that are contradicted. Results are those of
+`NAME.SCALE.json` beside it. All rows of a suite share data, splits and devices of a seed, so seeds
+are blocks of a two-way layout: an accuracy is its row's, plus its seed's, plus an error. A
+difference of two rows has an interval of 95 % from the errors of all rows of its setting. A pair is
+reproduced if that interval lies on the published side of 0, contradicted if on the other, and not
+resolved if it holds 0. Of one seed nothing is known about errors.
 """
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ import common
 from results import Results, successes
 
 PAPERS = Path(__file__).resolve().parent
+WIDTH = 100
 VERDICTS = ("reproduced", "not resolved", "contradicted")
 
 METRICS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
@@ -98,8 +101,23 @@ def pairs(published: Mapping[str, float], found: Mapping[str, Sequence[float]]) 
     ]
 
 
-def settings(suite: Path) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield the settings that a suite has results of: its title and its pairs."""
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a paper's table, as far as it was run at a scale.
+
+    Attributes:
+        title: What it is called.
+        pairs: Its pairs of rows.
+        note: What is known of those that are contradicted.
+    """
+
+    title: str
+    pairs: list[Pair]
+    note: str
+
+
+def settings(suite: Path) -> Iterator[Setting]:
+    """Yield the settings that a suite has results of."""
     tables = common.Runs(suite, "").tables
     for scale in tables.get("scale", ()):
         results = Results(suite.with_suffix(f".{scale}.json")).rows
@@ -113,7 +131,8 @@ def settings(suite: Path) -> Iterator[tuple[str, list[Pair]]]:
             if len(known) > 1:
                 seeds = min(len(found[row]) for row in known)
                 title = f"{setting['what']}, {scale}, {seeds} seed{'s'[: seeds > 1]}"
-                yield title, pairs(setting["rows"], found)
+                note = setting.get("notes", {}).get(scale, "")
+                yield Setting(title, pairs(setting["rows"], found), note)
 
 
 def shares(found: Sequence[Pair]) -> str:
@@ -131,10 +150,11 @@ def card(suites: Sequence[Path]) -> list[str]:
     every: list[Pair] = []
     body: list[str] = []
     for suite in suites:
-        for title, found in settings(suite):
+        for setting in settings(suite):
+            found = setting.pairs
             every += found
             link = f"[{suite.parent.name}/{suite.stem}]({suite.parent.name}/README.md)"
-            body += ["", f"## {link}: {title}", "", f"{shares(found)}.", ""]
+            body += ["", f"## {link}: {setting.title}", "", f"{shares(found)}.", ""]
             body += common.table("higher in the paper", "than", "by", "here", "95 %", "verdict")
             for pair in found:
                 spread = "" if math.isinf(pair.error) else f"± {pair.error:.1f}"
@@ -143,6 +163,8 @@ def card(suites: Sequence[Path]) -> list[str]:
                     "|  |", "| |"
                 )
                 body.append(f"| {higher} | {lower} | {points} | {pair.verdict} |")
+            if setting.note:
+                body += ["", *textwrap.wrap(f"**Contradicted**: {setting.note}", WIDTH)]
     head = [
         "# Fidelity",
         "",

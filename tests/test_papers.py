@@ -401,6 +401,12 @@ def test_published_rows_are_rows_of_the_suite(name: str, fidelity: dict[str, Any
         assert setting.get("metric", "main") in fidelity["METRICS"]
 
 
+def test_what_is_contradicted_is_explained(fidelity: dict[str, Any]) -> None:
+    found = [setting for path in FILES for setting in fidelity["settings"](path)]
+    against = [s for s in found if any(pair.verdict == "contradicted" for pair in s.pairs)]
+    assert [setting.title for setting in against if not setting.note] == []
+
+
 def test_intervals_by_hand(fidelity: dict[str, Any]) -> None:
     # Rows 1 and 3, seeds at -1 and +1, and one error of +1 and -1 in each row: the deviation is 2
     # with one degree of freedom, for which the 97.5 % point of Student's t is 12.706.
