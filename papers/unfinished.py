@@ -9,6 +9,7 @@ another kind of CPU its last bits may be others from there on.
 """
 
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 from sizewise.exchange import checkpoint
@@ -55,10 +56,11 @@ class Unfinished:
         self.folder.mkdir(exist_ok=True)
         draft = archive.with_name(f".{archive.name}.tmp")
         with tarfile.open(draft, "w:xz") as packed:
-            # What a run can go on without, it makes again: the lock is that of this process.
-            for path in sorted(run.iterdir()):
-                if path.name != ".lock":
-                    packed.add(path, path.name)
+            files = [path for path in sorted(run.rglob("*")) if path.is_file()]
+            for path in files:
+                # A run that goes on meanwhile throws old checkpoints away; it keeps the last two.
+                with suppress(FileNotFoundError):
+                    packed.add(path, path.relative_to(run))
         draft.rename(archive)
         return archive
 

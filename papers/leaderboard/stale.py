@@ -27,7 +27,9 @@ FEATURES = ("fedin", "fedgkt")
 
 def planned(setting: Setting) -> int:
     """Return the bytes that a run sends, both ways."""
-    method, state, sizes, total = setting.method, setting.start, dict[object, int](), 0
+    method, state = setting.method, setting.start
+    sizes: dict[object, int] = {}
+    total = 0
     for number in range(setting.config.rounds):
         for device in setting.fleet.sample(setting.config.seed, number):
             try:
