@@ -401,7 +401,7 @@ def test_published_rows_are_rows_of_the_suite(name: str, fidelity: dict[str, Any
         assert setting.get("metric", "main") in fidelity["METRICS"]
 
 
-def test_what_is_contradicted_is_explained(fidelity: dict[str, Any]) -> None:
+def test_of_what_is_contradicted_it_is_said_what_was_tried(fidelity: dict[str, Any]) -> None:
     found = [setting for path in FILES for setting in fidelity["settings"](path)]
     against = [s for s in found if any(pair.verdict == "contradicted" for pair in s.pairs)]
     assert [setting.title for setting in against if not setting.note] == []
