@@ -10,9 +10,10 @@ row for each of both; a scale may name some of them as `columns`, and change one
 changes. `[choose]` has values chosen for each row by validation (`choosing.py`). Every run is what
 `sizewise run --json` gives.
 What is done is not run again: results go to `NAME.SCALE.json` beside the suite after each run, and
-are known there by their config (`results.py`); a table goes to `NAME.SCALE.md`. The folders of the
-runs, with all their logs, stay under `runs/papers/`. What cannot be run says why in the table. With
-`--pack` nothing is run: what is under way is packed, to go on elsewhere (`unfinished.py`).
+are known there by their config (`results.py`), also to the other suites of the folder; a table goes
+to `NAME.SCALE.md`. The folders of the runs, with all their logs, stay under `runs/papers/`. What
+cannot be run says why in the table. With `--pack` nothing is run: what is under way is packed, to go
+on elsewhere (`unfinished.py`).
 """
 
 import json
@@ -96,12 +97,17 @@ class Suite:
         stem = runs.suite.with_suffix("")
         self.results = Results(Path(f"{stem}.{runs.scale}.json"))
         self.tried = Results(Path(f"{stem}.{runs.scale}.choice.json"))
+        own = (self.results.path, self.tried.path)
+        self.others = [
+            Results(path) for path in sorted(runs.suite.parent.glob("*.json")) if path not in own
+        ]
         self.unfinished = Unfinished(Path(f"{stem}.{runs.scale}.unfinished"))
 
     def find(self, tables: Tables, seed: int) -> Result | None:
-        """Return the result of a run that is done."""
+        """Return the result of a run that is done, in this suite or another of its paper."""
         config = identity(tables, seed)
-        return self.results.find(config) or self.tried.find(config)
+        places = (self.results, self.tried, *self.others)
+        return next(filter(None, (place.find(config) for place in places)), None)
 
     def choose(self, wanted: Sequence[str]) -> None:
         """Try the values of rows, and put those that validate best into all of their columns."""

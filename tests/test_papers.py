@@ -54,8 +54,8 @@ READERS = {
 """Scripts that read the runs of a suite, and what they write beside it."""
 
 OTHERS = {
-    *("curves.py", "fidelity.py", "suite.py", "leaderboard/page.py", "lora/causal.py"),
-    *("leaderboard/stale.py", "nefl/fig3.py", "nefl/imagenet.py"),
+    *("curves.py", "fidelity.py", "stale.py", "suite.py", "leaderboard/page.py"),
+    *("lora/causal.py", "nefl/fig3.py", "nefl/imagenet.py"),
 }
 """Those that have a test of their own each."""
 LIBRARIES = {
@@ -254,6 +254,13 @@ def test_a_suite_chooses_and_keeps_what_it_found(
         name: runs for name, runs in found.items() if name != "fedavg, large"
     }
 
+    # Nor what another suite of the folder has.
+    made.clear()
+    shutil.copy(path, other := tmp_path / "other.toml")
+    run(PAPERS / "suite.py", other, "--seeds", "0")
+    assert made == []
+    assert json.loads((tmp_path / "other.mini.json").read_text()) == found
+
     # A variant that chooses for itself; the rate that it had is known.
     path.write_text(CHOOSING.replace("[choose]", "[choose]\nvariants = true"))
     made.clear()
@@ -327,7 +334,7 @@ def test_results_of_other_code_are_found(suite: Path, tmp_path: Path) -> None:
     shutil.copy(suite, tmp_path)
     stored = suite.with_suffix(".mini.json")
     shutil.copy(stored, tmp_path)
-    check = (PAPERS / "leaderboard/stale.py", suite.stem, "--folder", tmp_path)
+    check = (PAPERS / "stale.py", tmp_path / suite.name)
     run(*check)
     copy = tmp_path / stored.name
     found = json.loads(copy.read_text())

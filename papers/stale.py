@@ -1,6 +1,6 @@
-"""Results of the leaderboard that today's code would not give: what was sent, against the plan.
+"""Results of a suite that today's code would not give: what was sent, against the plan.
 
-    python papers/leaderboard/stale.py femnist [--only m-fedepth]
+    python papers/stale.py papers/leaderboard/femnist.toml [--scale mini] [--only m-fedepth]
 
 Results are known by their config, so they stay when the code changes. Which devices are asked in
 which round, and what each receives and returns, follows from config and seed: what a run sent must
@@ -9,17 +9,19 @@ two, with MiniLM half a minute. Methods that send features are left out: how man
 device's samples, not on its class.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from boards import Task
-from shared import HERE, common, results
+import common
+from results import Results, successes
 from sizewise import config
 from sizewise.data.dataset import Dataset
 from sizewise.errors import BudgetTooSmall
 from sizewise.exchange.plan import Plan
 from sizewise.runs.preparation import Setting, loaded, prepare
 from sizewise.runs.preview import work_of
+from suite import rows_of
 
 FEATURES = ("fedin", "fedgkt")
 """Methods that send features of samples."""
@@ -48,16 +50,19 @@ def _work(plan: Plan) -> object:
     return plan.submodel, tuple(stage.trainable for stage in plan.stages)
 
 
-def stale(task: Task, only: str = "") -> Iterator[tuple[str, int, int, int]]:
+def stale(runs: common.Runs, only: str = "") -> Iterator[tuple[str, int, int, int]]:
     """Yield results that are not of today's code: row, seed, bytes sent, and bytes planned."""
-    dataset: Dataset | None = None
-    for row, tables in task.rows.items():
+    datasets: dict[str, Dataset] = {}
+    known = Results(runs.suite.with_suffix(f".{runs.scale}.json")).rows
+    for row, tables in rows_of(runs.tables, runs.scale)[0].items():
         if only not in row or config.from_dict(tables).method.name in FEATURES:
             continue
-        for run in results.successes(task.found.get(row, ())):
+        for run in successes(known.get(row, ())):
             chosen = config.from_dict({**tables, "seed": run["seed"]})
-            dataset = dataset or loaded(chosen)
-            sent, expected = run["bytes_down"] + run["bytes_up"], planned(prepare(chosen, dataset))
+            if (data := json.dumps(tables.get("data"), sort_keys=True)) not in datasets:
+                datasets[data] = loaded(chosen)
+            setting = prepare(chosen, datasets[data])
+            sent, expected = run["bytes_down"] + run["bytes_up"], planned(setting)
             if sent != expected:
                 yield row, run["seed"], sent, expected
 
@@ -65,13 +70,13 @@ def stale(task: Task, only: str = "") -> Iterator[tuple[str, int, int, int]]:
 def main() -> None:
     """Name what is stale; end with 1 if there is anything."""
     parser = common.parser(__doc__)
-    parser.add_argument("task", help="cifar10, femnist or sst2")
+    parser.add_argument("suite", type=Path)
+    parser.add_argument("--scale", default="mini")
     parser.add_argument("--only", default="", help="rows with this in their names; default: all")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where the suite is")
     given = parser.parse_args()
     found = [
         f"{row}, seed {seed}: sent {sent:,} bytes, and would send {expected:,}"
-        for row, seed, sent, expected in stale(Task(given.task, given.folder), given.only)
+        for row, seed, sent, expected in stale(common.Runs(given.suite, given.scale), given.only)
     ]
     if found:
         raise SystemExit("\n".join(found))
