@@ -5,8 +5,8 @@
 A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it for one scale,
 `[row.NAME]` for one row of the table, `[scale.NAME.row.NAME]` for a row at one scale, in that
 order; an empty table empties what was there. With `[column.NAME]`, such as data sets, there is a
-row for each of both; a scale may name some of them as `columns`, and change one further in
-`[scale.NAME.column.NAME]`. `[variant.NAME]` makes a second row of each of its `rows`, with further
+row for each of both; a scale may change one further in `[scale.NAME.column.NAME]`. A scale may have
+some `rows` and `columns` only, which it names. `[variant.NAME]` makes a second row of each of its `rows`, with further
 changes. `[choose]` has values chosen for each row by validation (`choosing.py`). Every run is what
 `sizewise run --json` gives.
 What is done is not run again: results go to `NAME.SCALE.json` beside the suite after each run, and
@@ -72,9 +72,11 @@ def rows_of(suite: Mapping[str, Any], scale: str) -> tuple[dict[str, Tables], li
     changes = dict(suite["scale"][scale])
     seeds, special, wider = (changes.pop(key, {}) for key in ("seeds", "row", "column"))
     known = suite.get("column", {"": {}})
-    rows = {}
+    every = {row: own for row, _, own in with_variants(suite)}
+    chosen, rows = changes.pop("rows", list(every)), {}
     for column in changes.pop("columns", list(known)):
-        for row, _, own in with_variants(suite):
+        for row in chosen:
+            own = every[row]
             layers = (known[column], wider.get(column, {}), *own, special.get(row, {}))
             values = [*flat(suite["base"]), *flat(changes), *chain(*map(flat, layers))]
             rows[named(row, column)] = config.read(None, values)

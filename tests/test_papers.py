@@ -132,6 +132,19 @@ def test_every_row_of_every_suite_is_a_config(name: str) -> None:
         assert all(config.from_dict(tables) for tables in rows.values())
 
 
+def test_a_scale_may_have_some_rows_and_columns_only() -> None:
+    suite: dict[str, Any] = {
+        "base": {},
+        "scale": {"few": {"seeds": [3], "rows": ["b", "a, longer"], "columns": ["y"]}},
+        "column": {"x": {"seed": 1}, "y": {"seed": 2}},
+        "row": {"a": {"rounds": 5}, "b": {"rounds": 6}},
+        "variant": {"longer": {"rows": ["a"], "rounds": 7}},
+    }
+    rows, seeds = defined(PAPERS / "suite.py")["rows_of"](suite, "few")
+    assert seeds == [3]
+    assert rows == {"b, y": {"seed": 2, "rounds": 6}, "a, longer, y": {"seed": 2, "rounds": 7}}
+
+
 def test_the_other_files_are_configs() -> None:
     plain = [path for path, content in FILES.items() if "scale" not in content]
     assert plain
