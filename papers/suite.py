@@ -6,14 +6,14 @@ A suite is a TOML file: `[base]` is a sizewise config, `[scale.NAME]` changes it
 `[row.NAME]` for one row of the table, `[scale.NAME.row.NAME]` for a row at one scale, in that
 order; an empty table empties what was there. With `[column.NAME]`, such as data sets, there is a
 row for each of both; a scale may change one further in `[scale.NAME.column.NAME]`. A scale may have
-some `rows` and `columns` only, which it names. `[variant.NAME]` makes a second row of each of its `rows`, with further
-changes. `[choose]` has values chosen for each row by validation (`choosing.py`). Every run is what
-`sizewise run --json` gives.
+some `rows` and `columns` only, which it names. `[variant.NAME]` makes a second row of each of its
+`rows`, with further changes. `[choose]` has values chosen for each row by validation
+(`choosing.py`). Every run is what `sizewise run --json` gives.
 What is done is not run again: results go to `NAME.SCALE.json` beside the suite after each run, and
 are known there by their config (`results.py`), also to the other suites of the folder; a table goes
 to `NAME.SCALE.md`. The folders of the runs, with all their logs, stay under `runs/papers/`. What
-cannot be run says why in the table. With `--pack` nothing is run: what is under way is packed, to go
-on elsewhere (`unfinished.py`).
+cannot be run says why in the table. With `--pack` nothing is run: what is under way is packed, to
+go on elsewhere (`unfinished.py`).
 """
 
 import json
