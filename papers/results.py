@@ -78,13 +78,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: dict[str, list[Result]] = {}
-        if path.exists():
-            # What earlier versions wrote has no seeds: they counted from 0.
-            self.rows = {
-                row: [kept({"seed": number, **run}) for number, run in enumerate(runs)]
-                for row, runs in json.loads(path.read_text(encoding="utf-8")).items()
-            }
+        self.rows = self._read()
 
     def find(self, config: str) -> Result | None:
         """Return the result of a config, in whatever row it is."""
@@ -92,7 +86,11 @@ class Results:
         return next((run for run in runs if run.get("config") == config), None)
 
     def put(self, row: str, result: Result) -> None:
-        """Keep a result in the place of that of the same seed, and write the file."""
+        """Keep a result in the place of that of the same seed, and write the file.
+
+        The same suite may run in another shell: what that has found meanwhile stays.
+        """
+        self.rows = self._read()
         kept = [run for run in self.rows.get(row, ()) if run["seed"] != result["seed"]]
         self.rows[row] = sorted([*kept, result], key=lambda run: int(run["seed"]))
         # A line for each run: what a commit adds can be read.
@@ -103,6 +101,15 @@ class Results:
         draft = self.path.with_name(f".{self.path.name}.tmp")
         draft.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
         draft.rename(self.path)
+
+    def _read(self) -> dict[str, list[Result]]:
+        if not self.path.exists():
+            return {}
+        # What earlier versions wrote has no seeds: they counted from 0.
+        return {
+            row: [kept({"seed": number, **run}) for number, run in enumerate(runs)]
+            for row, runs in json.loads(self.path.read_text(encoding="utf-8")).items()
+        }
 
     def table(self, rows: Iterable[str]) -> str:
         """Return rows as a table in Markdown; what could not be run says why."""

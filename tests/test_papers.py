@@ -319,6 +319,14 @@ def test_results_of_earlier_versions_have_the_seeds_of_their_places(tmp_path: Pa
     assert results(path).find("y") is None
 
 
+def test_a_suite_in_two_shells_loses_nothing(tmp_path: Path) -> None:
+    results = defined(PAPERS / "results.py")["Results"]
+    one, other = (results(tmp_path / "both.json") for _ in range(2))
+    one.put("a", {"seed": 0, "config": "x"})
+    other.put("b", {"seed": 0, "config": "y"})
+    assert set(results(tmp_path / "both.json").rows) == {"a", "b"}
+
+
 def test_the_leaderboard_is_that_of_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
