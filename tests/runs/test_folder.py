@@ -177,6 +177,18 @@ def test_device_files_do_not_pile_up_and_the_round_before_keeps_its_own(folder: 
     assert restored[0].devices[3]["w"].tolist() == [4]
 
 
+def test_device_files_do_not_pile_up_where_only_some_rounds_are_saved(folder: RunFolder) -> None:
+    now = state(1)
+    for rounds in range(1, 7):
+        now = folder.remembering(now, {3: folder.remember(remembering(3, rounds))})
+        folder.log([], {"round": rounds})
+        if rounds % 2 == 0:
+            folder.save(now, Totals(rounds=rounds))
+            folder.wait()
+    # The checkpoints of rounds 4 and 6 name theirs; 5 goes with the next one.
+    assert sorted(path.stem[-1] for path in folder.devices.iterdir()) == ["4", "5", "6"]
+
+
 def test_end_of_a_run_is_written(folder: RunFolder) -> None:
     folder.finish(state(5), {"rounds": 5, "sizes": {"full": 0.5}})
     tensors, facts = checkpoint.read_tensors(folder.path / "final.safetensors")

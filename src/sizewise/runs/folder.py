@@ -227,7 +227,7 @@ class RunFolder:
         if not written:
             return state
         paths = getattr(state.devices, "paths", {})
-        self._replaced = [paths[number] for number in written if number in paths]
+        self._replaced += [paths[number] for number in written if number in paths]
         return replace(state, devices=DeviceFiles({**paths, **written}))
 
     def save(self, state: State, totals: Totals) -> None:
