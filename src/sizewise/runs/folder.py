@@ -120,7 +120,7 @@ class RunFolder:
         self._held: int | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._writing: list[Future[None]] = []
-        # Device files that only the checkpoint before the newest names, and those that it will.
+        # Device files that were replaced before the newest checkpoint, and those that were since.
         self._stale: list[str] = []
         self._replaced: list[str] = []
 
