@@ -172,7 +172,9 @@ def card(suites: Sequence[Path]) -> list[str]:
         "run here, at the scales of [papers](README.md): by how many points the one is above the",
         "other in the paper and here, with an interval of 95 % over seeds. A pair is *not*",
         "*resolved* if its interval holds 0, or if there is one seed. The papers' runs are longer",
-        "than ours, so orders compare, not points. Made by `python papers/fidelity.py`.",
+        "than ours, so orders compare, not points. All rows are tested on the same images or",
+        "sentences, and intervals leave out what others would change: where they are 2,000, up to 3",
+        "points of a difference. Made by `python papers/fidelity.py`.",
         "",
         f"**In all, {shares(every)}.**",
     ]
