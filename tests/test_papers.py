@@ -406,6 +406,9 @@ def test_weights_of_torchvision_get_our_names(tmp_path: Path) -> None:
     run(PAPERS / "nefl/imagenet.py", source, target)
     ours = {name: float(tensor[0]) for name, tensor in load_file(target).items()}
     assert ours == {"blocks.0.conv1.weight": 1.0, "blocks.1.projection.conv.weight": 2.0}
+    source, again = target, tmp_path / "again.safetensors"
+    run(PAPERS / "nefl/imagenet.py", source, again)
+    assert again.read_bytes() == source.read_bytes()
 
 
 @pytest.fixture
