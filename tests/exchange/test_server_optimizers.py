@@ -165,3 +165,37 @@ def test_nothing_is_changed_in_place(server: str) -> None:
         memory = after
     assert old["w"].tolist() == [0, 0]
     assert merged["w"].tolist() == [1, 1]
+
+
+def as_written(
+    recipe: Recipe, w: Tensor, d: Tensor, m: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one step as the module's docstring has it, each term a tensor of its own."""
+    b1, b2 = recipe.server_momentum, recipe.server_beta2
+    if recipe.server == "fedavgm":
+        m = b1 * m + d
+        return w + recipe.server_lr * m, m, v
+    m = b1 * m + (1 - b1) * d
+    if recipe.server == "fedadagrad":
+        v = v + d**2
+    elif recipe.server == "fedadam":
+        v = b2 * v + (1 - b2) * d**2
+    else:
+        v = v - (1 - b2) * d**2 * torch.sign(v - d**2)
+    return w + recipe.server_lr * (m / (v.sqrt() + recipe.server_tau)), m, v
+
+
+@pytest.mark.parametrize("server", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
+def test_steps_have_the_bits_of_the_written_rule(server: str) -> None:
+    recipe = Recipe(
+        server=server, server_lr=0.037, server_momentum=0.83, server_beta2=0.97, server_tau=1e-3
+    )
+    w = torch.randn(31, 7)
+    tensors, memory = {"w": w}, {}
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for _ in range(4):
+        merged = {"w": tensors["w"] + 0.1 * torch.randn_like(w)}
+        w, m, v = as_written(recipe, w, merged["w"] - tensors["w"], m, v)
+        tensors, memory = apply(recipe, tensors, merged, memory, {"w": True})
+        assert torch.equal(tensors["w"], w)
+        assert torch.equal(memory["first/w"], m)

@@ -59,7 +59,7 @@ def apply(
         before = {key: moments.get(f"{key}/{name}") for key in _MOMENTS}
         direction, after = _direction(recipe, merged[name] - old[name], before)
         new = (1 - recipe.server_lr * recipe.server_weight_decay) * old[name]
-        tensors[name] = _where(covered, new + recipe.server_lr * direction, old[name])
+        tensors[name] = _where(covered, new.add_(recipe.server_lr * direction), old[name])
         for key, moment in after.items():
             moments[f"{key}/{name}"] = _where(covered, moment, before[key])
     return tensors, moments
@@ -77,28 +77,33 @@ def _where(covered: bool | Tensor, new: Tensor, old: Tensor | None) -> Tensor:
 def _direction(
     recipe: Recipe, step: Tensor, before: Mapping[str, Tensor | None]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what to add to a parameter for eta = 1, and its new moments."""
+    """Return what to add to a parameter for eta = 1, and its new moments.
+
+    Everything is the server's size, so what is not kept is written over: `step` too.
+    """
     if recipe.server == "fedavg":
         return step, {}
     known = [before[key] for key in _MOMENTS]
     first, second, steps = (torch.zeros_like(step) if m is None else m for m in known)
     if recipe.server == "fedavgm":
-        first = recipe.server_momentum * first + step
+        first = (recipe.server_momentum * first).add_(step)
         return first, {"first": first}
     beta1, beta2 = recipe.server_momentum, recipe.server_beta2
-    first = beta1 * first + (1 - beta1) * step
-    square = step * step
+    spare = (1 - beta1) * step
+    first = (beta1 * first).add_(spare)
+    square = step.square_()
     if recipe.server == "fedadagrad":
         second = second + square
     elif recipe.server in ("fedadam", "fedadamw"):
-        second = beta2 * second + (1 - beta2) * square
+        second = (beta2 * second).add_(square.mul_(1 - beta2))
     else:
-        second = second - (1 - beta2) * square * torch.sign(second - square)
+        torch.sub(second, square, out=spare).sign_()
+        second = second - square.mul_(1 - beta2).mul_(spare)
     if recipe.server == "fedadamw":
         # Counted entry by entry: some are trained in fewer rounds than others.
         steps = steps + 1
-        root = (second / (1 - beta2**steps)).sqrt() + recipe.server_tau
-        direction = first / (1 - beta1**steps) / root
+        root = torch.div(second, 1 - beta2**steps, out=spare).sqrt_().add_(recipe.server_tau)
+        direction = (first / (1 - beta1**steps)).div_(root)
         return direction, {"first": first, "second": second, "steps": steps}
-    direction = first / (second.sqrt() + recipe.server_tau)
-    return direction, {"first": first, "second": second}
+    root = torch.sqrt(second, out=spare).add_(recipe.server_tau)
+    return torch.div(first, root, out=root), {"first": first, "second": second}
