@@ -123,8 +123,9 @@ KINDS = {
     "width": ("heterofl", "fjord", "fedrolex", "feddropout", "splitmix"),
     "depth": ("fedepth", "m-fedepth", "slt", "depthfl", "inclusivefl"),
     "both": ("nefl",),
+    "adapters": ("fedlora", "ffa-lora", "hetlora", "flexlora", "flora"),
 }
-"""What methods give a device less of."""
+"""What methods give a device less of, or beside the model."""
 
 
 def why(board: Board) -> str:
