@@ -173,8 +173,8 @@ def card(suites: Sequence[Path]) -> list[str]:
         "other in the paper and here, with an interval of 95 % over seeds. A pair is *not*",
         "*resolved* if its interval holds 0, or if there is one seed. The papers' runs are longer",
         "than ours, so orders compare, not points. All rows are tested on the same images or",
-        "sentences, and intervals leave out what others would change: where they are 2,000, up to 3",
-        "points of a difference. Made by `python papers/fidelity.py`.",
+        "sentences, and intervals leave out what others would change: where they are 2,000, up to",
+        "3 points of a difference. Made by `python papers/fidelity.py`.",
         "",
         f"**In all, {shares(every)}.**",
     ]

@@ -141,7 +141,16 @@ class Task:
             round(fmean(run["device_seconds"] for run in runs), 2),
             tuple(round(run["accuracy"], 5) for run in runs),
             note(methods.find(chosen.method.name)),
+            self._settings(name),
         )
+
+    def _settings(self, name: str) -> tuple[str, ...]:
+        """Return what a row has of its own in its recipe: what it says, and the chosen rate."""
+        row = name.partition(",")[0]
+        own = self.tables["row"][row].get("recipe", {})
+        rate = self.rate(name) or self.rate(row)
+        chosen = [f"{rate[0]}={rate[1]:g}"] if rate else []
+        return (*(f"recipe.{key}={value}" for key, value in own.items()), *chosen)
 
     def rate(self, row: str) -> tuple[str, float] | None:
         """Return the key and the value that was chosen for a row; None if that is not done."""

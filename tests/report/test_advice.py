@@ -112,6 +112,16 @@ def test_of_those_alike_the_quickest_is_advised() -> None:
     assert found(slow, partial, interval=0.02).recommended is slow
 
 
+def test_the_reason_says_with_what_settings() -> None:
+    plain = fit("one", 0.9, 1.0, 1.0, 1)
+    assert plain.elsewhere is not None
+    assert "first with 90.0 %; here" in found(plain, interval=None).reason()
+    settings = ("recipe.optimizer=adamw", "recipe.lr=0.001")
+    tuned = replace(plain, elsewhere=replace(plain.elsewhere, settings=settings))
+    expected = "first with 90.0 % (recipe.optimizer=adamw, recipe.lr=0.001); here"
+    assert expected in found(tuned, interval=None).reason()
+
+
 def test_what_was_never_measured_is_not_advised() -> None:
     unseen = replace(fit("new", 0.9, 1.0, 1.0, 1), elsewhere=None)
     board = found(fit("old", 0.9, 1.0, 1.0, 1), interval=None).board

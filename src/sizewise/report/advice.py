@@ -144,11 +144,13 @@ class Advice:
         if fit.elsewhere in self.board.first[1:]:
             rank = "not told apart from the first"
         seeds = f"{self.board.seeds} seed{'s'[: self.board.seeds > 1]}"
+        settings = f" ({', '.join(fit.elsewhere.settings)})" if fit.elsewhere.settings else ""
         return (
             f"Use {fit.name}: on the most similar fleet of the leaderboard ({self.board.title}, "
             f"{self.board.fleet_title}; {seeds}) it is {rank} with "
-            f"{100 * fit.elsewhere.accuracy:.1f} %; here it reaches {100 * fit.reach:.0f} % of the "
-            f"devices within their bytes and sends {format_bytes(fit.sent)} a round."
+            f"{100 * fit.elsewhere.accuracy:.1f} %{settings}; here it reaches "
+            f"{100 * fit.reach:.0f} % of the devices within their bytes and sends "
+            f"{format_bytes(fit.sent)} a round."
         )
 
 

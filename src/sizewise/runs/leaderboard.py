@@ -84,6 +84,7 @@ class Standing:
         seconds: Simulated time of a run.
         by_seed: The accuracies of the seeds.
         note: Why it is not to be advised, whatever it reached; empty if nothing is against it.
+        settings: What it had of its own, as `--set` takes it, such as its learning rate.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Standing:
     seconds: float
     by_seed: tuple[float, ...]
     note: str = ""
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
