@@ -197,7 +197,9 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return table
 
 
-def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> Task:
+def make_task(
+    config: Config, dataset: Dataset, fleet: Fleet | None = None, *, sketched: bool = False
+) -> Task:
     """Return what every process of a run knows; before there is a fleet, of unlimited devices."""
     device = placement.find(config.engine.device)
     precision.check(config.recipe.precision, device)
@@ -219,6 +221,7 @@ def make_task(config: Config, dataset: Dataset, fleet: Fleet | None = None) -> T
         device=str(device),
         layout=config.engine.layout,
         models=tuple(dict.fromkeys(g.model for g in config.fleet.group if g.model is not None)),
+        sketched=sketched,
     )
 
 

@@ -10,9 +10,9 @@ from conftest import devices_of
 from sizewise import config as configs
 from sizewise.common.structure import plain
 from sizewise.errors import BudgetTooSmall, ConfigError
-from sizewise.exchange.plan import Work, read_plan
+from sizewise.exchange.plan import TrainingStage, Work, read_plan
 from sizewise.families.base import Method
-from sizewise.families.lever_choice import combinations, most_frugal
+from sizewise.families.lever_choice import LeverChoice, combinations, most_frugal
 from sizewise.families.submodels import Width
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedepth import FeDepth
@@ -134,3 +134,22 @@ def test_a_preview_says_which_levers_and_what_they_cost() -> None:
     assert weak["stages"][0]["levers"] == weak["levers"]
     assert weak["more_flops"] >= 1
     assert (strong["levers"], strong["more_flops"]) == ("", 1)
+
+
+def test_what_refuses_levers_is_asked_once(make_task: Tasks) -> None:
+    task = make_task("cnn", {"layers": [8, 16]}, batch=16)
+    task = replace(task, recipe=replace(task.recipe, levers=("auto",)))
+    asked: list[tuple[float, Levers]] = []
+
+    def peak(submodel: Width, stage: TrainingStage) -> int:
+        if stage.levers != NONE:
+            asked.append((submodel.width, stage.levers))
+        if stage.levers.checkpoint:
+            raise ConfigError("no")
+        return 1000 - 10 * (stage.levers.micro_batch is not None)
+
+    choice = LeverChoice(task, peak, divides=True)
+    assert [choice.least(Width(width)) for width in (1.0, 0.5, 0.25)] == [990] * 3
+    refused = [width for width, levers in asked if levers.checkpoint]
+    assert set(refused) == {1.0}
+    assert choice.cheapest(Width(0.5), task.stage(), 995).levers.micro_batch is not None

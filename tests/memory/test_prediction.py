@@ -2,7 +2,7 @@
 
 import copy
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -326,3 +326,38 @@ def test_the_cache_knows_equal_modules_from_different_ones():
     assert adam.optimizer_state > plain.optimizer_state == 0
     assert adam == ask(Scaled(2), optimizer=partial(Adam, lr=1e-3))
     assert len(runs) == 4, "the same step with another optimiser is not run again"
+
+
+@dataclass
+class Sizes:
+    """What a transformer keeps in each of its layers: equal to others, and without a hash."""
+
+    copies: int
+
+
+class Configured(nn.Linear):
+    """A layer with such a record."""
+
+    def __init__(self, copies):
+        super().__init__(6, 4)
+        self.config = Sizes(copies)
+
+    def forward(self, x):
+        return sum(super(Configured, self).forward(x).exp() for _ in range(self.config.copies))
+
+
+def test_the_cache_looks_into_records():
+    runs = []
+
+    def step(*args):
+        runs.append(1)
+        training_step(*args)
+
+    ask = partial(predict, inputs=torch.empty(3, 6), step=step)
+    module = Configured(2)
+    two = ask(module)
+    assert ask(Configured(2)) == two
+    assert len(runs) == 1
+    module.config.copies = 3
+    assert ask(module).peak > two.peak
+    assert len(runs) == 2

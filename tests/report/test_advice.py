@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from sizewise import config as configs
 from sizewise import methods
 from sizewise.report import advice, tables
 from sizewise.report.advice import Advice, Fit
 from sizewise.runs import leaderboard, session
+from sizewise.runs.preparation import Setting
 from test_cli import assert_one_sentence, sizewise
 
 TABLES: dict[str, Any] = {
@@ -60,6 +63,56 @@ def test_a_run_meters_what_was_predicted(name: str, advised: Advice, tmp_path: P
             assert peak in (None, row["predicted"])
     lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
     assert sum(line["device_seconds"] for line in lines) / 3 == pytest.approx(fit.seconds, rel=0.05)
+
+
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether plans were made of sketches, one by one; the smallest model counts as large."""
+    made = []
+
+    def planned(name: str, setting: Setting) -> Fit:
+        found = was(name, setting)
+        made.append(setting.method.task.sketched)
+        return found
+
+    was = advice._planned
+    monkeypatch.setattr(advice, "_planned", planned)
+    monkeypatch.setattr(advice, "LARGE", 0)
+    return made
+
+
+def test_plans_of_models_without_weights_are_the_same(
+    advised: Advice, sketched: list[bool]
+) -> None:
+    assert advice.advise(TABLES, patience=600) == advised
+    assert sketched.count(True) > 40
+
+
+def test_of_a_model_that_looks_at_its_weights_too(sketched: list[bool]) -> None:
+    model = {"name": f"{__name__}:deciding", "args": {}}
+    mine = {**TABLES, "model": model, "method": {}}
+    found = advice.advise(mine, patience=600)
+    assert not any(sketched)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advice, "LARGE", 1 << 40)
+        assert advice.advise(mine, patience=600) == found
+
+
+class Deciding(nn.Module):
+    """A model that runs a further layer if a weight says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.often = nn.Parameter(torch.ones(1))
+        self.more, self.last = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.last(self.more(x) if float(self.often) > 0.5 else x)
+
+
+def deciding(**_: Any) -> Deciding:
+    return Deciding()
 
 
 def test_options_stay_with_their_method(advised: Advice) -> None:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import dropwhile, groupby, product
 
 from sizewise.errors import ConfigError, ModelError
-from sizewise.exchange.plan import Submodel, TrainingStage
+from sizewise.exchange.plan import Submodel, TrainingStage, Work
 from sizewise.memory.packing import largest_fitting
 from sizewise.steps.levers import NONE, Levers, Precision
 from sizewise.steps.recipe import Lever, Recipe
@@ -50,6 +50,7 @@ class LeverChoice:
         self, task: Task, peak: Callable[[Submodel, TrainingStage], int], *, divides: bool
     ) -> None:
         self.task, self._peak, self._divides = task, peak, divides
+        self._unusable: set[tuple[Work, Levers]] = set()
 
     @cached_property
     def choices(self) -> tuple[Levers, ...]:
@@ -70,8 +71,8 @@ class LeverChoice:
         for levers in most_frugal(self.choices):
             # A loss of several terms, or a model without blocks, can do without some of them.
             for usable in dict.fromkeys(less_demanding(levers)):
-                with suppress(*UNUSABLE):
-                    found.append(peak(replace(stage, levers=usable)))
+                if (least := self._bytes(peak, replace(stage, levers=usable))) < math.inf:
+                    found.append(int(least))
                     break
         return min(found)
 
@@ -83,9 +84,7 @@ class LeverChoice:
             return stage
 
         def bytes_of(levers: Levers) -> float:
-            with suppress(*UNUSABLE):
-                return self._peak(submodel, replace(stage, levers=levers))
-            return math.inf
+            return self._bytes(partial(self._peak, submodel), replace(stage, levers=levers))
 
         for _, group in groupby(self.choices[1:], key=_but_for_parts):
             alike = list(dropwhile(lambda one: bytes_of(one) == math.inf, [*group][::-1]))
@@ -93,6 +92,19 @@ class LeverChoice:
             if alike and bytes_of(alike[0]) <= budget:
                 return replace(stage, levers=largest_fitting(alike, bytes_of, budget) or NONE)
         return stage
+
+    def _bytes(self, peak: Callable[[TrainingStage], int], stage: TrainingStage) -> float:
+        """Return the bytes of a stage, infinitely many if its levers cannot be used.
+
+        That is found out once for each kind of work: a loss or a model that refuses them does so at
+        every width.
+        """
+        key = stage.work, stage.levers
+        if key not in self._unusable:
+            with suppress(*UNUSABLE):
+                return peak(stage)
+            self._unusable.add(key)
+        return math.inf
 
 
 def combinations(recipe: Recipe, smallest_part: int, *, divides: bool) -> tuple[Levers, ...]:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -16,7 +17,8 @@ def fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
 
     Args:
         value: Any of them, or a structure of them.
-        seen: Numbers of the tensors and modules that were met, by their identity; empty at first.
+        seen: Numbers of the tensors, modules and records that were met, by their identity; empty
+            at first.
 
     Raises:
         TypeError: Something in it cannot be compared.
@@ -26,13 +28,14 @@ def fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
         return value  # type: ignore[no-any-return]
     if kind in (dict, OrderedDict) and not value:
         return ()  # A table of hooks; every layer has a dozen.
-    if isinstance(value, Tensor | nn.Module):
+    if isinstance(value, Tensor | nn.Module) or _is_record(kind):
         # The number tells tied weights and shared layers from equal ones.
         if id(value) in seen:
             return seen[id(value)]
         seen[id(value)] = len(seen)
         if isinstance(value, Tensor):
-            return value.dtype, value.shape, value.stride()
+            # A step that looks at values may take another way where there are none.
+            return value.dtype, value.shape, value.stride(), value.is_meta
         return type(value), fingerprint(vars(value), seen)
     if isinstance(value, partial):
         return fingerprint((value.func, value.args, value.keywords), seen)
@@ -52,3 +55,11 @@ def fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
         # Its answer may depend on its object, and a cache must not keep that alive.
         raise TypeError("a bound method has no fingerprint")
     return value  # type: ignore[no-any-return]
+
+
+def _is_record(kind: type) -> bool:
+    """Return whether a class is a dataclass that may change, such as the config of a transformer.
+
+    Two of them are equal if what they hold is; what they hold is looked at now.
+    """
+    return is_dataclass(kind) and kind.__hash__ is None

@@ -7,6 +7,7 @@ most like this one says what they are worth (`runs.leaderboard`).
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -31,6 +32,9 @@ They are the processor's: what is found does not depend on what else the machine
 
 LOOKED_AT = 500
 """Devices that are looked at for what a round takes: those of as many rounds as have so many."""
+
+LARGE = 20_000_000
+"""Bytes of a model from which on drawing its weights takes most of the time of a plan."""
 
 SHORT = 0.1
 """What a method may lack to be advised: of the devices that it reached on the leaderboard, and of
@@ -170,6 +174,7 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
     dataset = dataset or loaded(config)
     setting = prepare(config, dataset)
     shape = _shape(setting)
+    sketched = _can_be_sketched(setting)
     board = leaderboard.nearest(leaderboard.read(), shape, bool(dataset.vocabulary))
     fits: list[Fit] = []
     refused: dict[str, str] = {}
@@ -180,7 +185,7 @@ def advise(tables: Tables, patience: float = PATIENCE, dataset: Dataset | None =
             left.append(name)
             continue
         try:
-            fit = _fit(name, method, levers, tables, dataset)
+            fit = _fit(name, _chosen(method, levers, tables), dataset, sketched)
         except SizewiseError as error:
             refused[name] = str(error)
             continue
@@ -227,9 +232,32 @@ def _chosen(method: str, levers: str, tables: Tables) -> Config:
     return from_dict(chosen)
 
 
-def _fit(name: str, method: str, levers: str, tables: Tables, dataset: Dataset) -> Fit:
-    """Return what a method would do."""
-    setting = prepare(_chosen(method, levers, tables), dataset)
+def _can_be_sketched(setting: Setting) -> bool:
+    """Return whether a model is so large that it is worth it to plan without weights, and can be.
+
+    Some look at values, to decide what to run: what is predicted for the whole model tells.
+    """
+    method, stage = setting.method, setting.method.task.stage()
+    if method.costs.resident(method.main) < LARGE:
+        return False
+    try:
+        sketch = prepare(setting.config, setting.dataset, sketched=True).method
+        return sketch.cost(sketch.main, stage) == method.cost(method.main, stage)
+    except Exception:
+        return False
+
+
+def _fit(name: str, config: Config, dataset: Dataset, sketched: bool) -> Fit:
+    """Return what a config's method would do, planned without weights where that works."""
+    if sketched:
+        with suppress(Exception):  # Whatever it is, it is said with weights.
+            return _planned(name, prepare(config, dataset, sketched=True))
+    return _planned(name, prepare(config, dataset))
+
+
+def _planned(name: str, setting: Setting) -> Fit:
+    """Return what the method of a setting would do."""
+    config = setting.config
     rows = preview.rows_of(setting, wishes=False)
     able = [row for row in rows if not row["refused"]]
     devices = sum(row["devices"] for row in rows)
@@ -237,8 +265,8 @@ def _fit(name: str, method: str, levers: str, tables: Tables, dataset: Dataset) 
     kept = ("group", "devices", "budget", "size", "levers", "predicted", "bytes_down", "bytes_up")
     return Fit(
         name,
-        method,
-        levers,
+        config.method.name,
+        config.recipe.levers[0],
         sum(row["devices"] for row in able) / devices,
         max((row["predicted"] for row in able), default=0),
         sent,

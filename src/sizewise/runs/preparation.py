@@ -57,21 +57,22 @@ class Setting:
 
 
 @one_thread()
-def prepare(config: Config, dataset: Dataset | None = None) -> Setting:
+def prepare(config: Config, dataset: Dataset | None = None, *, sketched: bool = False) -> Setting:
     """Load the data, build the model, deal out the samples; raise if anything does not fit.
 
-    A dataset that is in memory already takes the place of what the config names.
+    A dataset that is in memory already takes the place of what the config names. A sketched setting
+    is quick to make and to plan with, and cannot be trained; see `Task`.
     """
     models.factory(config.model.name)  # A wrong name shows before the data is read.
     dataset = loaded(config) if dataset is None else dataset
     config = identified(config, dataset)
     data = config.data
     dataset.transform(config.recipe.augment)  # Raises now if it has no such augmentation.
-    task = make_task(config, dataset)
+    task = make_task(config, dataset, sketched=sketched)
     if config.recipe.sample_clip is not None:
         make_method(config, task)  # Ratios become bytes of steps; it says if there can be none.
     fleet = make_fleet(config.fleet, partial(bytes_of_ratio, task), partial(bytes_of_share, task))
-    method = make_method(config, make_task(config, dataset, fleet))
+    method = make_method(config, make_task(config, dataset, fleet, sketched=sketched))
     method.task.arrangement  # noqa: B018  (raises now if the model cannot be laid out so)
     if config.recipe.eval_memory is not None:
         try:
@@ -192,6 +193,6 @@ def bytes_of_share(task: Task, share: float) -> int:
     They are a share of what the paper counts for the whole model: 20.3 MB are a sixth of
     PreResNet-20 at batch 32 on CIFAR-10. What is alive at any time is less than half of that.
     """
-    model = task.build()
+    model = task.build_to_run()
     inputs = task.inputs(task.recipe.batch)
     return round(share * accounting.summary(model, inputs, task.anatomy(model)).total)

@@ -84,6 +84,8 @@ class Task:
         device: Where models train and are evaluated; see `torch_tools.placement`.
         layout: How images should lie in memory; see `torch_tools.layout`.
         predicted_for: Whose kernels predicted bytes are about. Budgets are of devices with a CPU.
+        sketched: Build models without weights, to plan only; what has to run, to see what it
+            consists of, still gets them.
     """
 
     model: ModelConfig
@@ -104,6 +106,7 @@ class Task:
     device: str = "cpu"
     layout: Layout = "contiguous"
     predicted_for: str = "cpu"
+    sketched: bool = False
 
     @property
     def every_token(self) -> bool:
@@ -185,7 +188,8 @@ class Task:
             draw: Which of several independent initialisations.
         """
         kept = self.kept(width)
-        place = torch.device("meta") if self.model.hollow else nullcontext()
+        hollow = self.model.hollow or self.sketched
+        place = torch.device("meta") if hollow else nullcontext()
         with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])), place:
             module = models.build(
                 self.model.name,
@@ -197,7 +201,7 @@ class Task:
                 weights=self.model.weights,
                 width=width if kept is None else 1.0,
                 args=self.model.args,
-                check=width not in self._checked and not self.model.hollow,
+                check=width not in self._checked and not hollow,
             )
             self._checked.add(width)
             norms.prepare(module, self.recipe.norm)
@@ -209,12 +213,16 @@ class Task:
                         reset()
             return module
 
+    def build_to_run(self) -> nn.Module:
+        """Build the full model with weights, also where others are sketched."""
+        return replace(self, sketched=False).build()
+
     @cached_property
     def arrangement(self) -> Arrangement:
         """How images lie in memory; raise ConfigError if the model is wrong in that layout."""
         if self.layout == "contiguous":
             return Arrangement()
-        return arranged(self.build(), self.drawn(4), self.layout)
+        return arranged(self.build_to_run(), self.drawn(4), self.layout)
 
     @cached_property
     def channels(self) -> Channels:
@@ -255,7 +263,7 @@ class Task:
             module: The full model, or a narrower one with the same names, which then gets the first
                 channels of each group; default: the full one.
         """
-        if self.model.weights is None or self.model.hollow:
+        if self.model.weights is None or self.model.hollow or self.sketched:
             return {}
         full = self.build()
         if self.model.came_built:
@@ -302,7 +310,7 @@ class Task:
                 "model.hollow, or use a method with adapters"
             )
         try:
-            return self.anatomy(self.build())
+            return self.anatomy(self.build_to_run())
         except ModelError as error:
             return error
 
@@ -311,7 +319,7 @@ class Task:
         """Shapes of a sample's hidden tensor after the stem and after each block."""
         if isinstance(self.parts, InPlace):
             return self.parts.shapes
-        return hidden_shapes(self.build().eval(), self.parts, self.drawn(2))
+        return hidden_shapes(self.build_to_run().eval(), self.parts, self.drawn(2))
 
     @cached_property
     def first_names(self) -> dict[str, str]:
