@@ -36,11 +36,11 @@ def devices(row: str, sizes: Mapping[str, float]) -> dict[str, list[tuple[str, f
         counts = {f"width {width:.4g}": count for width, count in LEVELS.items()}
         counts["full"] = LEVELS[1.0]
         return {row: [pair for pair in sizes.items() for _ in range(counts[pair[0]])]}
-    if row == "FedGKT":
+    if row.startswith("FedGKT"):
         ends = {name: name.endswith("with server") for name in sizes}
         return {
-            "FedGKT, server": [("with server", sizes[n]) for n, server in ends.items() if server],
-            "FedGKT, clients": [("alone", sizes[n]) for n, server in ends.items() if not server],
+            f"{row}, server": [("with server", sizes[n]) for n, server in ends.items() if server],
+            f"{row}, clients": [("alone", sizes[n]) for n, server in ends.items() if not server],
         }
     if len(sizes) == 1:
         return {row: [("", accuracy) for accuracy in sizes.values() for _ in range(10)]}

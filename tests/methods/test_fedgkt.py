@@ -73,9 +73,18 @@ def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(
     assert "blocks.2.0.weight" in state.tensors
 
 
-def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_runner: MakeRunner) -> None:
+@pytest.mark.parametrize(
+    ("order", "runs"),
+    [
+        ("mixed", [(0, [8, 8, 7, 7])]),
+        ("devices", [(0, [5]), (5, [10]), (15, [8, 7])]),
+    ],
+)
+def test_the_server_trains_on_all_of_it_and_answers_each_sample(
+    make_runner: MakeRunner, order: str, runs: list[tuple[int, list[int]]]
+) -> None:
     """A slow reference: one pass after the other over the joined samples."""
-    runner = make_runner(batch=7, lr=0.02, weight_decay=1e-3)
+    runner = make_runner({"order": order}, batch=7, lr=0.02, weight_decay=1e-3)
     method: Any = runner.method
     before = method.setup()
     state, updates = do_round(runner, before, 0)
@@ -90,13 +99,14 @@ def test_the_server_trains_on_all_of_it_and_answers_each_sample(make_runner: Mak
     generator = rng.torch_generator(0, "server", 0)
     answers = torch.zeros(30, 3)
     for _ in range(2):
-        order = torch.randperm(30, generator=generator)
-        for rows in (order[:8], order[8:16], order[16:23], order[23:]):
-            optimizer.zero_grad()
-            logits = model(features[rows])
-            F.cross_entropy(logits, labels[rows]).backward()
-            optimizer.step()
-            answers[rows] = logits.detach()
+        for start, sizes in runs:
+            shuffled = start + torch.randperm(sum(sizes), generator=generator)
+            for rows in shuffled.split(sizes):
+                optimizer.zero_grad()
+                logits = model(features[rows])
+                F.cross_entropy(logits, labels[rows]).backward()
+                optimizer.step()
+                answers[rows] = logits.detach()
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(state.tensors[name], tensor)
     for number, rows in enumerate(torch.split(answers, [5, 10, 15])):

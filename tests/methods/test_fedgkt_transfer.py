@@ -48,7 +48,8 @@ def test_without_a_teacher_batches_are_those_of_the_shard() -> None:
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 9])
 def test_the_server_answers_for_every_sample_under_its_number(count: int) -> None:
     features = torch.arange(float(count))[:, None]
-    told = Gathered(features, torch.zeros(count, 2), torch.zeros(count, dtype=torch.int64))
+    labels = torch.zeros(count, dtype=torch.int64)
+    told = Gathered(features, torch.zeros(count, 2), labels, runs=(count,))
     sizes, numbers = [], []
     for (rows, _, answer), labels in told.batches(4, torch.Generator().manual_seed(0)):
         answer(torch.cat([rows, -rows], dim=1))
@@ -57,6 +58,16 @@ def test_the_server_answers_for_every_sample_under_its_number(count: int) -> Non
     assert torch.equal(told.answers, torch.cat([features, -features], dim=1))
     assert sorted(numbers) == list(range(count))
     assert count == 1 or min(sizes) > 1
+
+
+def test_one_devices_samples_come_after_the_others() -> None:
+    features = torch.arange(9.0)[:, None]
+    told = Gathered(features, torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64), runs=(2, 7))
+    batches = told.batches(3, torch.Generator().manual_seed(0))
+    numbers = [rows[:, 0].tolist() for (rows, _, _), _ in batches]
+    assert [sorted(number) for number in numbers[:1]] == [[0, 1]]
+    assert [len(number) for number in numbers] == [2, 4, 3]
+    assert sorted(numbers[1] + numbers[2]) == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_the_distance_by_hand() -> None:

@@ -15,6 +15,9 @@ KL_T(p || q) = T^2 KL(softmax(p / T) + 1e-7 || softmax(q / T)). The large model 
 stem is not used, so `client` must be a model whose stem gives what the large one's blocks take.
 Small models are never averaged: devices learn from each other through the server alone.
 
+The public code's server goes from device to device in every pass and, where their classes differ,
+forgets what came first: `order = "devices"`. Here it mixes the samples of all.
+
 In the public code, the server's logits belong to batches, and devices shuffle theirs anew, so
 teacher and student look at different images. Here they belong to samples: a device's n-th sample
 has row n, whatever batch it is in. As there, features are those of freshly augmented images and of
@@ -88,6 +91,8 @@ class FedGKT(Method):
             alpha: Weight of what a device learns from the server.
             temperature: T, by which logits are divided before they are compared.
             server_distil: Whether the server learns from the devices' logits as well.
+            order: Whether the server mixes the samples of all devices or, as in the public code,
+                trains on one device's after the other's in every pass.
             optimizers: Whether those of devices and server begin anew in each round or, as in the
                 public code, last for the run.
         """
@@ -98,6 +103,7 @@ class FedGKT(Method):
         alpha: float = 1.0
         temperature: float = 3.0
         server_distil: bool = False
+        order: Literal["mixed", "devices"] = "mixed"
         optimizers: Literal["round", "run"] = "round"
 
         def __post_init__(self) -> None:
@@ -251,9 +257,11 @@ class FedGKT(Method):
         if not told:
             return state
         joined = (torch.cat([rows[n] for _, rows in told]) for n in (FEATURES, LOGITS, LABELS))
-        lesson = Gathered(*joined)
-        tensors, moments = self._taught(state, lesson, told[0][0].round)
+        features, logits, labels = joined
         sizes = [len(rows[LABELS]) for _, rows in told]
+        runs = [sum(sizes)] if self.options.order == "mixed" else sizes
+        lesson = Gathered(features, logits, labels, tuple(runs))
+        tensors, moments = self._taught(state, lesson, told[0][0].round)
         split = zip(told, torch.split(lesson.answers, sizes), strict=True)
         answers = {f"{LOGITS}/{plan.device}": rows.clone() for (plan, _), rows in split}
         server_state = {**state.server_state, **answers, **moments}

@@ -40,14 +40,19 @@ class Pupil(Shard):
 
 @dataclass(frozen=True)
 class Gathered:
-    """What devices told the server in a round: features (N, ...), logits (N, classes), labels (N,).
+    """What devices told the server in a round, and its answers, written while it trains.
 
-    Its answers are written while it trains.
+    Attributes:
+        features: What their stems made of their samples, (N, ...).
+        logits: Their guesses, (N, classes).
+        labels: (N,).
+        runs: How many samples in turn are shuffled among each other; together N.
     """
 
     features: Tensor
     logits: Tensor
     labels: Tensor
+    runs: tuple[int, ...]
 
     held = ()
 
@@ -66,11 +71,12 @@ class Gathered:
         self, size: int, generator: torch.Generator, *, drop_last: bool = False
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield one shuffled pass in which nobody is left out: every sample needs an answer."""
-        order = torch.randperm(len(self), generator=generator)
-        # As many batches as fill up, and their sizes equal: none is of a single sample.
-        for rows in torch.tensor_split(order, max(1, len(order) // size)):
-            answer = partial(self._note, rows)
-            yield (self.features[rows], self.logits[rows], answer), self.labels[rows]
+        for run in torch.split(torch.arange(len(self)), list(self.runs)):
+            order = run[torch.randperm(len(run), generator=generator)]
+            # As many batches as fill up, and their sizes equal: none is of a single sample.
+            for rows in torch.tensor_split(order, max(1, len(order) // size)):
+                answer = partial(self._note, rows)
+                yield (self.features[rows], self.logits[rows], answer), self.labels[rows]
 
 
 def distance(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
