@@ -32,7 +32,7 @@ LEVELS = {1.0: 4, 0.5: 2, 0.25: 2, 0.125: 1, 0.0625: 1}
 
 def devices(row: str, sizes: Mapping[str, float]) -> dict[str, list[tuple[str, float]]]:
     """Return what every device's model scores, by the name of a line: (architecture, accuracy)."""
-    if row == "HeteroFL":
+    if row.startswith("HeteroFL"):
         counts = {f"width {width:.4g}": count for width, count in LEVELS.items()}
         counts["full"] = LEVELS[1.0]
         return {row: [pair for pair in sizes.items() for _ in range(counts[pair[0]])]}
