@@ -431,6 +431,16 @@ def test_bytes_and_flops_of_a_round_are_counted(tmp_path: Path) -> None:
     assert result["bytes_up"] == sum(line["bytes_up"] for line in lines)
 
 
+def test_two_steps_in_turn_cost_what_one_along_both_does(make_runner: MakeRunner) -> None:
+    spent = {}
+    for rule in ("none", "sum", "sequential"):
+        method = make_runner({"rule": rule}).method
+        plan = method.plan_upper_bound(method.setup(), DEVICES[0], 1)
+        (stage,) = plan.stages
+        spent[rule] = method.flops_per_sample(plan.submodel, stage)
+    assert spent["none"] < spent["sum"] == spent["sequential"]
+
+
 def test_the_plan_shows_what_travels_once_there_are_features(tmp_path: Path) -> None:
     rows = {row["group"]: row for row in preview.rows(configs.from_dict(TABLES))}
     pairs = 8 * (6 + 5) * 4

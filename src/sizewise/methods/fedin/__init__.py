@@ -41,7 +41,7 @@ from torch import Tensor
 
 from sizewise.common import rng
 from sizewise.errors import ConfigError
-from sizewise.exchange.plan import Plan, TrainingStage, Update, Work, observed
+from sizewise.exchange.plan import Plan, Submodel, TrainingStage, Update, Work, observed
 from sizewise.exchange.state import State
 from sizewise.exchange.traffic import Traffic
 from sizewise.exchange.view import Tensors
@@ -50,6 +50,7 @@ from sizewise.families.options import acts_only
 from sizewise.fleet.devices import Device
 from sizewise.methods.fedin.architectures import Architectures
 from sizewise.methods.fedin.intermediate import Lesson, ignore, joined, single
+from sizewise.steps.levers import NONE
 from sizewise.steps.step import Loss
 from sizewise.torch_tools.placement import moved
 from sizewise.training.loop import Shard
@@ -146,6 +147,18 @@ class FedIN(Architectures):
         copies = _learns_from_others(stage) + (self.options.rule != "none")
         features = (t for _ in range(copies) for t in self._pairs(batch).values())
         return (inputs, *features), targets
+
+    def flops_per_sample(self, submodel: Submodel, stage: TrainingStage) -> int:
+        """Return the FLOPs of training on a sample; of two steps in turn, those of both."""
+        found = super().flops_per_sample(submodel, stage)
+        if stage.work != Lessons("sequential"):
+            return found
+        # That is a step along g; one along both has h as well.
+        alone, both = (
+            super(FedIN, self).flops_per_sample(submodel, replace(stage, work=work, levers=NONE))
+            for work in (Lessons(), Lessons("sum"))
+        )
+        return found + both - alone
 
     # ---- what travels beside the model
 
