@@ -74,14 +74,14 @@ def test_devices_tell_of_all_samples_in_order_and_keep_their_weights(
 
 
 @pytest.mark.parametrize(
-    ("order", "runs"),
+    ("order", "chunks"),
     [
         ("mixed", [(0, [8, 8, 7, 7])]),
         ("devices", [(0, [5]), (5, [10]), (15, [8, 7])]),
     ],
 )
 def test_the_server_trains_on_all_of_it_and_answers_each_sample(
-    make_runner: MakeRunner, order: str, runs: list[tuple[int, list[int]]]
+    make_runner: MakeRunner, order: str, chunks: list[tuple[int, list[int]]]
 ) -> None:
     """A slow reference: one pass after the other over the joined samples."""
     runner = make_runner({"order": order}, batch=7, lr=0.02, weight_decay=1e-3)
@@ -99,7 +99,7 @@ def test_the_server_trains_on_all_of_it_and_answers_each_sample(
     generator = rng.torch_generator(0, "server", 0)
     answers = torch.zeros(30, 3)
     for _ in range(2):
-        for start, sizes in runs:
+        for start, sizes in chunks:
             shuffled = start + torch.randperm(sum(sizes), generator=generator)
             for rows in shuffled.split(sizes):
                 optimizer.zero_grad()

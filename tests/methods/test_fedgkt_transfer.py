@@ -49,7 +49,7 @@ def test_without_a_teacher_batches_are_those_of_the_shard() -> None:
 def test_the_server_answers_for_every_sample_under_its_number(count: int) -> None:
     features = torch.arange(float(count))[:, None]
     labels = torch.zeros(count, dtype=torch.int64)
-    told = Gathered(features, torch.zeros(count, 2), labels, runs=(count,))
+    told = Gathered(features, torch.zeros(count, 2), labels, chunks=(count,))
     sizes, numbers = [], []
     for (rows, _, answer), labels in told.batches(4, torch.Generator().manual_seed(0)):
         answer(torch.cat([rows, -rows], dim=1))
@@ -62,7 +62,7 @@ def test_the_server_answers_for_every_sample_under_its_number(count: int) -> Non
 
 def test_one_devices_samples_come_after_the_others() -> None:
     features = torch.arange(9.0)[:, None]
-    told = Gathered(features, torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64), runs=(2, 7))
+    told = Gathered(features, torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64), chunks=(2, 7))
     batches = told.batches(3, torch.Generator().manual_seed(0))
     numbers = [rows[:, 0].tolist() for (rows, _, _), _ in batches]
     assert [sorted(number) for number in numbers[:1]] == [[0, 1]]

@@ -34,7 +34,7 @@ LOOKED_AT = 500
 """Devices that are looked at for what a round takes: those of as many rounds as have so many."""
 
 LARGE = 20_000_000
-"""Bytes of a model from which on drawing its weights takes most of the time of a plan."""
+"""Bytes of a model from which on it saves time to plan without drawing its weights."""
 
 SHORT = 0.1
 """What a method may lack to be advised: of the devices that it reached on the leaderboard, and of

@@ -109,6 +109,11 @@ class Task:
     sketched: bool = False
 
     @property
+    def hollow(self) -> bool:
+        """Whether models are built without weights."""
+        return self.model.hollow or self.sketched
+
+    @property
     def every_token(self) -> bool:
         """Whether every token of a text has a target of its own."""
         return self.target in ("tags", "next")
@@ -188,8 +193,7 @@ class Task:
             draw: Which of several independent initialisations.
         """
         kept = self.kept(width)
-        hollow = self.model.hollow or self.sketched
-        place = torch.device("meta") if hollow else nullcontext()
+        place = torch.device("meta") if self.hollow else nullcontext()
         with rng.seeded(self.seed, "model", str(width), *([draw] if draw else [])), place:
             module = models.build(
                 self.model.name,
@@ -201,7 +205,7 @@ class Task:
                 weights=self.model.weights,
                 width=width if kept is None else 1.0,
                 args=self.model.args,
-                check=width not in self._checked and not hollow,
+                check=width not in self._checked and not self.hollow,
             )
             self._checked.add(width)
             norms.prepare(module, self.recipe.norm)
@@ -263,7 +267,7 @@ class Task:
             module: The full model, or a narrower one with the same names, which then gets the first
                 channels of each group; default: the full one.
         """
-        if self.model.weights is None or self.model.hollow or self.sketched:
+        if self.model.weights is None or self.hollow:
             return {}
         full = self.build()
         if self.model.came_built:

@@ -256,11 +256,12 @@ class FedGKT(Method):
         told = [(update.plan, update.sample_payload) for update in updates]
         if not told:
             return state
-        joined = (torch.cat([rows[n] for _, rows in told]) for n in (FEATURES, LOGITS, LABELS))
-        features, logits, labels = joined
+        features, logits, labels = (
+            torch.cat([rows[name] for _, rows in told]) for name in (FEATURES, LOGITS, LABELS)
+        )
         sizes = [len(rows[LABELS]) for _, rows in told]
-        runs = [sum(sizes)] if self.options.order == "mixed" else sizes
-        lesson = Gathered(features, logits, labels, tuple(runs))
+        chunks = [sum(sizes)] if self.options.order == "mixed" else sizes
+        lesson = Gathered(features, logits, labels, tuple(chunks))
         tensors, moments = self._taught(state, lesson, told[0][0].round)
         split = zip(told, torch.split(lesson.answers, sizes), strict=True)
         answers = {f"{LOGITS}/{plan.device}": rows.clone() for (plan, _), rows in split}

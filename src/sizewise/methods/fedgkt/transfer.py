@@ -46,13 +46,13 @@ class Gathered:
         features: What their stems made of their samples, (N, ...).
         logits: Their guesses, (N, classes).
         labels: (N,).
-        runs: How many samples in turn are shuffled among each other; together N.
+        chunks: How many samples in turn are shuffled among each other; together N.
     """
 
     features: Tensor
     logits: Tensor
     labels: Tensor
-    runs: tuple[int, ...]
+    chunks: tuple[int, ...]
 
     held = ()
 
@@ -71,8 +71,8 @@ class Gathered:
         self, size: int, generator: torch.Generator, *, drop_last: bool = False
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield one shuffled pass in which nobody is left out: every sample needs an answer."""
-        for run in torch.split(torch.arange(len(self)), list(self.runs)):
-            order = run[torch.randperm(len(run), generator=generator)]
+        for chunk in torch.split(torch.arange(len(self)), list(self.chunks)):
+            order = chunk[torch.randperm(len(chunk), generator=generator)]
             # As many batches as fill up, and their sizes equal: none is of a single sample.
             for rows in torch.tensor_split(order, max(1, len(order) // size)):
                 answer = partial(self._note, rows)
